@@ -1,0 +1,390 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""`GlassformerConfig`: one configuration for the encoder-decoder, the encoder and the decoder.
+
+The layer counts decide the shape. Names are the paper's (https://arxiv.org/abs/1706.03762); Hugging Face's names work too,
+through `attribute_map`. Everything that can be wrong is checked at construction, one sentence for each mistake.
+"""
+
+import difflib
+import json
+import warnings
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.generation import GenerationConfig
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+# What the folder of a saved model declares, so that every Auto class finds its head among the files beside the weights.
+AUTO_MAP = {
+    "AutoConfig": "configuration_glassformer.GlassformerConfig",
+    "AutoModel": "modeling_glassformer.GlassformerModel",
+    "AutoModelForSeq2SeqLM": "modeling_glassformer.GlassformerForConditionalGeneration",
+    "AutoModelForCausalLM": "modeling_glassformer.GlassformerForCausalLM",
+    "AutoModelForMaskedLM": "modeling_glassformer.GlassformerForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_glassformer.GlassformerForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_glassformer.GlassformerForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_glassformer.GlassformerForQuestionAnswering",
+}
+
+CHOICES = {
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_position": ("pre", "post"),
+    "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "relative", "none"),
+    "activation": tuple(ACT2FN),
+    "embedding_tying": ("three-way", "target-output", "source-target"),
+    "pooling": ("mean", "first", "last"),
+}
+POSITIVE = (
+    "vocab_size", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_position_embeddings", "norm_eps", "attention_window",
+    "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
+)  # fmt: skip
+PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "layer_drop", "label_smoothing")
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
+DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads, never passed
+ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
+# Constructor arguments that transformers handles itself although they are not fields.
+TRANSFORMERS_KEYS = {
+    "attn_implementation", "experts_implementation", "output_attentions", "torch_dtype", "num_labels", "num_hidden_layers",
+    "name_or_path", "_name_or_path", "per_layer_config", "auto_map", "quantization_config", "model_type", "_commit_hash",
+    "gradient_checkpointing", "tie_last_hidden_states",
+}  # fmt: skip
+LONG_SEQUENCE = 2048  # attention needs memory in proportion to the square of the length
+
+
+def one_sentence_errors(config_class):
+    """Turns the type errors of `@strict` into a ValueError that says what was expected, in one sentence."""
+    strict_setattr = config_class.__setattr__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            strict_setattr(self, name, value)
+        except StrictDataclassFieldValidationError as error:
+            expected = config_class.__annotations__.get(name, config_class.__dataclass_fields__[name].type)
+            expected = getattr(expected, "__name__", str(expected))
+            raise ValueError(
+                f"{name}={value!r} is of type {type(value).__name__}: pass a value of type {expected}."
+            ) from error
+
+    config_class.__setattr__ = __setattr__
+    return config_class
+
+
+@one_sentence_errors
+@strict
+class GlassformerConfig(PreTrainedConfig):
+    """
+    Sizes and choices of a glassformer model.
+
+    >>> GlassformerConfig()                                            # encoder-decoder, base size of the paper
+    >>> GlassformerConfig(num_decoder_layers=0)                        # encoder
+    >>> GlassformerConfig(num_encoder_layers=0)                        # decoder
+    >>> GlassformerConfig.from_preset("tiny", position_encoding="rope")
+
+    Args, beside those that the comments below explain:
+        rope_parameters (`dict`): with `position_encoding="rope"`, transformers' own RoPE parameters (`rope_theta`,
+            `rope_type`, `factor`, `partial_rotary_factor`, ...).
+        num_labels (`int`): classes of a classification head, or 1 for regression.
+    """
+
+    model_type = "glassformer"
+    _auto_class = "AutoConfig"  # its code is saved beside the weights
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "d_k",
+        "intermediate_size": "d_ff",
+        "encoder_layers": "num_encoder_layers",
+        "decoder_layers": "num_decoder_layers",
+        "hidden_act": "activation",
+        "layer_norm_eps": "norm_eps",
+        "rms_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "layerdrop": "layer_drop",
+        "sliding_window": "attention_window",
+        "final_logit_softcapping": "logit_softcap",
+    }
+
+    # Sizes
+    vocab_size: int = 37000
+    d_model: int = 512  # width of every layer
+    num_heads: int = 8
+    num_kv_heads: int | None = None  # key/value heads shared by groups of query heads; None: one each, 1: multi-query
+    d_ff: int = 2048  # inner width of the feed-forward network
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    max_position_embeddings: int = 512  # a hard limit for learned positions only
+
+    # Layers
+    norm: str = "layernorm"
+    norm_position: str = "pre"  # "pre": x + sublayer(norm(x)), and a final norm; "post", as in the paper: norm(x + sublayer(x))
+    norm_eps: float | int = 1e-6
+    activation: str = "relu"
+    gated_feed_forward: bool = False  # activation(x W_gate) * (x W_up): ReGLU, GEGLU or SwiGLU, after the activation
+    attention_bias: bool = True
+    feed_forward_bias: bool = True
+    qk_norm: bool = False  # normalise queries and keys, head by head
+    attention_window: int | None = None  # see only tokens less than this many positions away
+
+    # Positions
+    position_encoding: str = "sinusoidal"
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+
+    # Embeddings and output
+    scale_embedding: bool = True  # multiply embeddings by sqrt(d_model)
+    embedding_norm: bool = False  # normalise the sum of token and position embedding, as BERT and BART do
+    tie_word_embeddings: bool = True  # False: source embedding, target embedding and output are three matrices
+    embedding_tying: str = "three-way"  # which of the three are one matrix; "target-output" and "source-target" tie two
+    logit_softcap: float | int | None = None  # squeeze the final logits into (-cap, cap) with tanh
+    pooling: str | None = None  # of classification heads; None: "mean" for an encoder, "last" for a decoder
+
+    # Regularisation
+    dropout: float | int = 0.1  # on embeddings and on the output of every sub-layer
+    attention_dropout: float | int = 0.0  # on attention weights
+    activation_dropout: float | int = 0.0  # inside the feed-forward network
+    layer_drop: float | int = 0.0  # stochastic depth: the chance that an example skips a layer while training
+    label_smoothing: float | int = 0.0  # while training only
+
+    # Special tokens; decoder_start_token_id None: bos_token_id
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    unk_token_id: int | None = 3
+    mask_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs):
+        self._refuse_unknown(kwargs)
+        if self.position_encoding == "rope":
+            # Set here and not a field: transformers takes the mere presence of the name for "this model is rotary".
+            self.rope_parameters = kwargs.pop("rope_parameters", None)
+        elif given := [key for key in ROPE_KEYS if kwargs.get(key) is not None]:
+            raise ValueError(
+                f'{given[0]} has no meaning with position_encoding="{self.position_encoding}": drop it or set '
+                f'position_encoding="rope".'
+            )
+        if (num_labels := kwargs.get("num_labels")) is not None and num_labels < 1:
+            raise ValueError(f"num_labels={num_labels} is too small: a head needs at least 1 output.")
+
+        super().__post_init__(**kwargs)  # alternative names reach their fields in here
+
+        if self.num_kv_heads is None:
+            self.num_kv_heads = self.num_heads
+        if self.pooling is None:
+            self.pooling = "last" if self.shape == "decoder" else "mean"
+        self.is_encoder_decoder = self.shape == "encoder-decoder"
+        if self.is_encoder_decoder and self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.bos_token_id
+        self.validate_glassformer()
+        self._warn_about_doubtful_values()
+
+    # What follows from the fields
+
+    @property
+    def shape(self) -> str:
+        """`"encoder-decoder"`, `"encoder"` or `"decoder"`."""
+        if self.num_encoder_layers and self.num_decoder_layers:
+            return "encoder-decoder"
+        return "encoder" if self.num_encoder_layers else "decoder"
+
+    @property
+    def d_k(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Depth of the decoder if there is one, for it is what caches are made for; else of the encoder."""
+        return self.num_decoder_layers or self.num_encoder_layers
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, depth: int) -> None:
+        name = "num_decoder_layers" if self.num_decoder_layers else "num_encoder_layers"
+        setattr(self, name, depth)
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The id whose embedding stays zero: the pad token, unless it does a second job (pad = eos is common)."""
+        end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        other_jobs = [self.bos_token_id, self.unk_token_id, self.mask_token_id, self.decoder_start_token_id, *end]
+        return None if self.pad_token_id in other_jobs else self.pad_token_id
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Tensor parallelism: split heads and feed-forward units over devices, join where the residual is added."""
+        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
+        feed_forward = {"up_proj": "colwise", "down_proj": "rowwise"}
+        if self.gated_feed_forward:
+            feed_forward["gate_proj"] = "colwise"
+        stacks = {"encoder": ["self_attn"], "decoder": ["self_attn"]}
+        if self.is_encoder_decoder:
+            stacks["decoder"].append("cross_attn")
+        plan = {}
+        for stack, attentions in stacks.items():
+            if stack not in self.shape:
+                continue
+            plan[f"{stack}.embed_tokens"] = "embedding_rowwise"
+            # A position bias is made for all heads at once: those heads stay together.
+            if self.position_encoding not in ("alibi", "relative"):
+                for name in attentions:
+                    plan |= {f"{stack}.layers.*.{name}.{linear}": how for linear, how in attention.items()}
+            plan |= {f"{stack}.layers.*.feed_forward.{linear}": how for linear, how in feed_forward.items()}
+        return plan
+
+    @property
+    def base_model_fsdp_plan(self) -> dict[str, str]:
+        """Fully sharded data parallelism: one unit a layer."""
+        plan = {}
+        for stack in ("encoder", "decoder"):
+            if stack in self.shape:
+                plan |= {f"{stack}.embed_tokens": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
+                if self.norm_position == "pre":
+                    plan[f"{stack}.norm"] = "keep_full_weight"
+        return plan
+
+    def get_text_config(self, decoder=None, encoder=None) -> "GlassformerConfig":
+        """One flat config: caches and `generate` read the very fields that the model reads."""
+        return self
+
+    # Loading
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides) -> "GlassformerConfig":
+        """A named size from `configuration/presets/`, with fields replaced at will."""
+        presets = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.json")}
+        if name not in presets:
+            raise ValueError(f"There is no preset {name!r}: choose one of {', '.join(sorted(presets)) or 'none'}.")
+        return cls(**{**json.loads(presets[name].read_text()), **overrides})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in transformers, but a config of another model is refused, and unknown keys are dropped with a warning."""
+        if (model_type := config_dict.get("model_type", cls.model_type)) != cls.model_type:
+            raise ValueError(
+                f"This is the config of a {model_type!r} model, not of a {cls.model_type!r} one: load it with AutoConfig or "
+                f"AutoModel, which pick the class that fits."
+            )
+        known = cls._known_keys()
+        if dropped := sorted(key for key in config_dict if key not in known):
+            logger.warning(f"GlassformerConfig has no {', '.join(dropped)}: dropped.")
+        return super().from_dict({key: value for key, value in config_dict.items() if key in known}, **kwargs)
+
+    # Checks
+
+    @classmethod
+    def _known_keys(cls) -> set[str]:
+        own = {field.name for field in fields(cls)} | set(cls.attribute_map) | set(ROPE_KEYS)
+        # Configs of old checkpoints may carry generation parameters; transformers drops them.
+        return (own | TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())) - set(DERIVED)
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        known = self._known_keys() | {"transformers_version"}
+        for name in kwargs:
+            if name in DERIVED:
+                raise ValueError(f"{name} cannot be passed: it is d_model / num_heads, so choose these two.")
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {nearest[0]}?" if nearest else "see GlassformerConfig for the fields there are."
+                raise ValueError(f"GlassformerConfig has no field {name!r}: {hint}")
+
+    def validate_glassformer(self) -> None:
+        for name in POSITIVE:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be positive.")
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name}={value} must not be negative: use 0 to leave that stack out.")
+        if not self.num_encoder_layers and not self.num_decoder_layers:
+            raise ValueError(
+                "num_encoder_layers=0 and num_decoder_layers=0 leave no model: give at least one stack a layer."
+            )
+        for name in PROBABILITIES:
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value} is not a probability: choose a value in [0, 1).")
+        for name, valid in CHOICES.items():
+            if (value := getattr(self, name)) not in valid:
+                raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(valid)}.")
+        self._validate_heads()
+        self._validate_special_ids()
+        if self.shape == "decoder" and self.pooling == "first":
+            raise ValueError(
+                'pooling="first" is blind in a decoder, whose first token sees only itself: choose "last" or "mean".'
+            )
+        if self.relative_attention_num_buckets % 4 or self.relative_attention_num_buckets < 4:
+            raise ValueError(
+                f"relative_attention_num_buckets={self.relative_attention_num_buckets} cannot be split by direction and "
+                f"distance: choose a multiple of 4."
+            )
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
+            raise ValueError(
+                f"relative_attention_max_distance={self.relative_attention_max_distance} must be more than half of "
+                f"relative_attention_num_buckets={self.relative_attention_num_buckets}."
+            )
+
+    def _validate_heads(self) -> None:
+        if remainder := self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model={self.d_model} is not divisible by num_heads={self.num_heads} (remainder {remainder}): "
+                f"change one of them so that every head has the same width."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: every group of query heads "
+                f"shares one key/value head."
+            )
+        if self.position_encoding == "rope" and self.d_k % 2:
+            raise ValueError(
+                f"RoPE rotates pairs, but a head is {self.d_k} wide (d_model={self.d_model}, num_heads={self.num_heads}): "
+                f"choose sizes that give an even width."
+            )
+        if self.position_encoding == "sinusoidal" and self.d_model % 2:
+            raise ValueError(
+                f"d_model={self.d_model} is odd, but sinusoidal positions pair a sine with a cosine: choose an even width."
+            )
+
+    def _validate_special_ids(self) -> None:
+        for name in SPECIAL_IDS:
+            value = getattr(self, name)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is not None and not 0 <= token_id < self.vocab_size:
+                    raise ValueError(
+                        f"{name}={token_id} is outside the vocabulary of {self.vocab_size} tokens: pass an id from 0 to "
+                        f"{self.vocab_size - 1}, or None."
+                    )
+
+    def _warn_about_doubtful_values(self) -> None:
+        by_id: dict[int, list[str]] = {}
+        for name in SPECIAL_IDS[:-1]:  # decoding often starts with one of the others
+            if isinstance(value := getattr(self, name), int):
+                by_id.setdefault(value, []).append(name)
+        for token_id, names in by_id.items():
+            if len(names) > 1:
+                warnings.warn(f"{' and '.join(names)} are the same id {token_id}.", stacklevel=4)
+        if self.max_position_embeddings > LONG_SEQUENCE:
+            warnings.warn(
+                f"max_position_embeddings={self.max_position_embeddings} is long: attention needs memory in proportion to "
+                f"the square of the length.",
+                stacklevel=4,
+            )
+
+
+__all__ = ["GlassformerConfig"]

@@ -1,0 +1,67 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Bad input, told in one sentence that names the cause and the cure.
+
+Checks that must look at values wait for the device, so they are left out while a graph is being traced or compiled.
+"""
+
+import torch
+from torch import Tensor
+from transformers.utils.import_utils import is_tracing
+
+
+def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """Token ids are whole numbers below the size of the vocabulary."""
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"Token ids must be integers, not {input_ids.dtype}: convert them with .long().")
+    if is_tracing(input_ids) or input_ids.numel() == 0 or input_ids.is_meta:
+        return
+    low, high = input_ids.aminmax()
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"Token ids go from {int(low)} to {int(high)}, but the vocabulary has {vocab_size} tokens (0 to {vocab_size - 1}): "
+            f"use the tokenizer that belongs to this model, or call resize_token_embeddings after adding tokens."
+        )
+
+
+def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_embeds: Tensor | None, d_model: int) -> None:
+    """Exactly one of ids [B, T] and embeddings [B, T, D], and at least one token."""
+    if (input_ids is None) == (inputs_embeds is None):
+        what = f"neither {name} nor {embeds_name}" if input_ids is None else f"both {name} and {embeds_name}"
+        raise ValueError(f"Got {what}: pass exactly one of them.")
+    if input_ids is not None and input_ids.dim() != 2:
+        raise ValueError(f"{name} must be [batch, length], but has the shape {list(input_ids.shape)}.")
+    if inputs_embeds is not None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != d_model):
+        raise ValueError(f"{embeds_name} must be [batch, length, {d_model}], but has the shape {list(inputs_embeds.shape)}.")
+    given = input_ids if input_ids is not None else inputs_embeds
+    if not is_tracing(given) and (given.shape[0] == 0 or given.shape[1] == 0):
+        raise ValueError(f"{name} of shape {list(given.shape[:2])} is empty: pass at least one sequence of one token.")
+
+
+def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    """A padding mask [B, S] must be as long as what it masks; [B, T, S] gets a place for the heads."""
+    if not isinstance(mask, Tensor) or is_tracing(mask):
+        return mask  # a block mask that was made for the kernel, or nothing
+    if mask.dim() == 2:
+        if tuple(mask.shape) != (batch, length):
+            raise ValueError(
+                f"{name} has the shape {list(mask.shape)}, but masks {batch} sequences of {length} tokens: pass [{batch}, {length}], "
+                f"cached tokens included."
+            )
+        return mask
+    if mask.dim() not in (3, 4) or mask.shape[0] not in (1, batch):
+        raise ValueError(
+            f"{name} has the shape {list(mask.shape)}: pass [B, S]={[batch, length]}, [B, T, S] or [B, 1, T, S], True = may attend."
+        )
+    mask = mask[:, None] if mask.dim() == 3 else mask
+    return mask if mask.is_floating_point() else mask.bool()
+
+
+def check_same_batch(name: str, batch: int, other_name: str, other_batch: int) -> None:
+    if batch != other_batch:
+        raise ValueError(f"{name} has {batch} sequences, {other_name} has {other_batch}: they must come in pairs.")

@@ -1,0 +1,147 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""The decoder (section 3.1 of https://arxiv.org/abs/1706.03762): one layer, then the stack of them.
+
+With an encoder below it, each layer also attends to the encoder's output; alone, it is a language model.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import MultiHeadAttention
+from .checks import check_attention_mask, check_same_batch
+from .encoder import make_attention, make_feed_forward
+from .masking import cross_mask, decoder_mask
+from .stack import RESIDUALS, Stack, make_norm
+
+
+# B batch, T target length, S source length, D model width
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Causal self-attention, attention to the encoder's output (if there is an encoder), feed-forward network."""
+
+    def __init__(self, config, layer_idx: int = 0):
+        super().__init__()
+        self.self_attn = make_attention(config, layer_idx)
+        self.self_attn.is_causal = True
+        self.self_attn.window = config.attention_window
+        self.self_attn_norm = make_norm(config)
+        if config.is_encoder_decoder:
+            self.cross_attn = make_attention(config, layer_idx)
+            self.cross_attn_norm = make_norm(config)
+        self.feed_forward = make_feed_forward(config)
+        self.feed_forward_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.residual = RESIDUALS[config.norm_position]
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """x [B, T, D], memory [B, S, D] (the encoder's output) -> [B, T, D]"""
+
+        def self_attention(x: Tensor) -> Tensor:
+            return self.self_attn(x, mask=mask, position_bias=position_bias, rotary=rotary, **kwargs)[0]
+
+        def cross_attention(x: Tensor) -> Tensor:
+            return self.cross_attn(x, memory, mask=memory_mask, **kwargs)[0]
+
+        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
+        if memory is not None:
+            x = self.residual(x, self.cross_attn_norm, cross_attention, self.dropout)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout)
+
+
+class Decoder(Stack):
+    """Writes the target from left to right; what it has computed for earlier tokens is kept in a cache."""
+
+    shapes = ("encoder-decoder", "decoder")
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config):
+        super().__init__(config, is_decoder=True)
+        if config.is_encoder_decoder:
+            self.ids_name, self.embeds_name = "decoder_input_ids", "decoder_inputs_embeds"
+            self.mask_name = "decoder_attention_mask"
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_decoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        x = self.embed(input_ids, inputs_embeds)
+        if use_cache and past_key_values is None:
+            past_key_values = self.new_cache()
+        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        positions, first_query, (num_keys, first_key) = self.place_in_sequence(x, cache)
+        if cache is None or not cache.is_compileable:
+            total = first_query + x.shape[1]
+            attention_mask = check_attention_mask(self.mask_name, attention_mask, len(x), total)
+
+        mask = decoder_mask(self.config, x, attention_mask, cache, position_ids)
+        memory_mask = self.mask_memory(x, encoder_hidden_states, encoder_attention_mask)
+        position_ids = positions if position_ids is None else position_ids
+        bias, rotary = self.attention_positions(x, position_ids, num_keys, first_query, first_key)
+        x = self.enter(x, position_ids)
+        kwargs |= {"rotary": rotary, "past_key_values": past_key_values}
+        for layer in self.layers:
+            # Tensors that need a gradient go by place, or gradient checkpointing loses them.
+            x = self.layer_drop(x, layer(x, encoder_hidden_states, mask, memory_mask, bias, **kwargs))
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(x), past_key_values=past_key_values if use_cache else None
+        )
+
+    def new_cache(self) -> Cache:
+        # The source is seen whole: its cache is made without the config, whose window would cut it.
+        cache = DynamicCache(config=self.config)
+        return EncoderDecoderCache(cache, DynamicCache()) if self.config.is_encoder_decoder else cache
+
+    def place_in_sequence(self, x: Tensor, cache: Cache | None):
+        """Default positions [1, T], the slot of the first query, and number and first slot of the keys."""
+        length = x.shape[1]
+        if cache is None:
+            return torch.arange(length, device=x.device)[None], 0, (length, 0)
+        first_query = cache.get_seq_length()
+        if isinstance(first_query, Tensor):  # a static cache counts in place
+            first_query = first_query.clone().to(x.device)
+        positions = torch.arange(length, device=x.device)[None] + first_query
+        return positions, first_query, cache.get_mask_sizes(length, 0)
+
+    def mask_memory(self, x: Tensor, memory: Tensor | None, memory_mask: Tensor | None):
+        if memory is None:
+            return None
+        check_same_batch(self.ids_name, len(x), "the encoder's output", len(memory))
+        memory_mask = check_attention_mask("attention_mask", memory_mask, len(x), memory.shape[1])
+        return cross_mask(self.config, x, memory, memory_mask)

@@ -1,0 +1,108 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""The encoder (section 3.1 of https://arxiv.org/abs/1706.03762): one layer, then the stack of them."""
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import MultiHeadAttention
+from .checks import check_attention_mask
+from .feed_forward import FeedForward
+from .masking import encoder_mask
+from .stack import RESIDUALS, Stack, make_norm
+
+
+# B batch, S source length, D model width
+
+
+def make_attention(config, layer_idx: int) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.d_model,
+        config.num_heads,
+        config.num_kv_heads,
+        dropout=config.attention_dropout,
+        bias=config.attention_bias,
+        qk_norm=config.norm if config.qk_norm else None,
+        norm_eps=config.norm_eps,
+        config=config,
+        layer_idx=layer_idx,
+    )
+
+
+def make_feed_forward(config) -> FeedForward:
+    return FeedForward(
+        config.d_model,
+        config.d_ff,
+        activation=config.activation,
+        gated=config.gated_feed_forward,
+        bias=config.feed_forward_bias,
+        dropout=config.activation_dropout,
+    )
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    """Self-attention, then the feed-forward network, each inside a residual connection with a norm."""
+
+    def __init__(self, config, layer_idx: int = 0):
+        super().__init__()
+        self.self_attn = make_attention(config, layer_idx)
+        self.self_attn.window = config.attention_window
+        self.self_attn_norm = make_norm(config)
+        self.feed_forward = make_feed_forward(config)
+        self.feed_forward_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.residual = RESIDUALS[config.norm_position]
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None, **kwargs) -> Tensor:
+        """x [B, S, D] -> [B, S, D]"""
+
+        def self_attention(x: Tensor) -> Tensor:
+            return self.self_attn(x, mask=mask, position_bias=position_bias, **kwargs)[0]
+
+        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout)
+
+
+class Encoder(Stack):
+    """Reads the whole source at once, in both directions."""
+
+    shapes = ("encoder-decoder", "encoder")
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
+
+    def __init__(self, config):
+        super().__init__(config, is_decoder=False)
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput:
+        x = self.embed(input_ids, inputs_embeds)
+        batch, length = x.shape[:2]
+        attention_mask = check_attention_mask(self.mask_name, attention_mask, batch, length)
+        if position_ids is None:
+            position_ids = torch.arange(length, device=x.device)[None]
+
+        mask = encoder_mask(self.config, x, attention_mask)
+        bias, rotary = self.attention_positions(x, position_ids, num_keys=length)
+        x = self.enter(x, position_ids)
+        for layer in self.layers:
+            # Tensors that need a gradient go by place, or gradient checkpointing loses them.
+            x = self.layer_drop(x, layer(x, mask, bias, rotary=rotary, **kwargs))
+        return BaseModelOutput(last_hidden_state=self.norm(x))

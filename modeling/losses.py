@@ -1,0 +1,127 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""The losses. Means over valid positions, so that neither padding nor the way a batch is cut up changes them.
+
+Every loss is a sum divided by a count: by its own count of valid labels or, when the caller accumulates gradients over
+several batches, by the count over all of them (`num_items_in_batch`).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+IGNORED = -100  # the label of positions that do not count
+
+# B batch, T target length, D model width, V vocabulary
+
+
+def shift_right(labels: Tensor, start_token_id: int | None, pad_token_id: int | None) -> Tensor:
+    """Teacher forcing: the decoder reads [start, A, B, C] while it is asked for [A, B, C, end]."""
+    if start_token_id is None:
+        raise ValueError("decoder_start_token_id is None: set it in the config, or pass decoder_input_ids yourself.")
+    start = labels.new_full((len(labels), 1), start_token_id)
+    shifted = torch.cat((start, labels[:, :-1]), dim=1)
+    return shifted.masked_fill(shifted == IGNORED, 0 if pad_token_id is None else pad_token_id)
+
+
+def shift_left(labels: Tensor) -> Tensor:
+    """A language model is asked at each position for the token after it: [A, B, C] -> [B, C, nothing]."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+
+
+def divide(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """A sum over the valid labels, made a mean. Without any valid label it is 0, not 0 / 0."""
+    count = (labels != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """-log p(label), or with smoothing a against the target 1 - a + a/V on the label and a/V elsewhere.
+
+    logits [..., V], labels [...] with -100 where nothing is asked. float16 and bfloat16 are summed in float32.
+    """
+    total = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
+    return divide(total, labels, num_items_in_batch)
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.to(logits.device)
+    return F.cross_entropy(precise, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    to_logits: nn.Module,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: Tensor | int | None = None,
+    chunk: int = 1024,
+) -> Tensor:
+    """`cross_entropy(to_logits(hidden), labels)` without ever holding all logits.
+
+    Positions without a label are left out; the others go through the output layer a chunk at a time, and once more in the
+    backward pass. At 37000 words a chunk of 1024 positions takes 150 MB, whatever the batch.
+    """
+    asked = labels.flatten() != IGNORED
+    hidden, targets = hidden.flatten(0, -2)[asked], labels.flatten()[asked]
+
+    def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
+        return summed_cross_entropy(to_logits(hidden), targets, label_smoothing)
+
+    total = hidden.sum() * 0.0  # keeps the graph when nothing is asked
+    for start in range(0, len(targets), chunk):
+        piece = slice(start, start + chunk)
+        total = total + checkpoint(chunk_loss, hidden[piece], targets[piece], use_reentrant=False)
+    return divide(total, labels, num_items_in_batch)
+
+
+def classification_loss(
+    logits: Tensor,
+    labels: Tensor,
+    problem_type: str | None,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """Logits [B, num_labels] against classes [B], several labels at once [B, num_labels], or numbers [B] or [B, num_labels].
+
+    The kind is read off the labels where `problem_type` does not name it, by transformers' rule.
+    """
+    if problem_type is None:
+        whole = labels.dtype in (torch.int64, torch.int32)
+        problem_type = "single_label_classification" if whole else "multi_label_classification"
+        problem_type = "regression" if logits.shape[-1] == 1 else problem_type
+    if problem_type == "single_label_classification":
+        return cross_entropy(logits, labels.view(-1), label_smoothing, num_items_in_batch)
+    labels = labels.to(device=logits.device, dtype=logits.dtype).view_as(logits)
+    loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
+    return divide(loss(logits, labels, reduction="sum"), labels, num_items_in_batch)
+
+
+def span_loss(
+    start_logits: Tensor,
+    end_logits: Tensor,
+    start_positions: Tensor,
+    end_positions: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """Where an answer starts and where it ends, [B, T] against [B]; answers outside the sequence do not count."""
+
+    def loss(logits: Tensor, positions: Tensor) -> Tensor:
+        positions = positions.view(-1)
+        inside = (positions >= 0) & (positions < logits.shape[1])
+        return cross_entropy(logits, positions.masked_fill(~inside, IGNORED), num_items_in_batch=num_items_in_batch)
+
+    return (loss(start_logits, start_positions) + loss(end_logits, end_positions)) / 2

@@ -1,0 +1,476 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Start here: the Transformer of "Attention Is All You Need" (https://arxiv.org/abs/1706.03762) and what is put on top of it.
+
+Read downwards: a head adds logits and a loss (this file); `GlassformerModel` joins encoder and decoder (this file); a stack
+embeds, makes the masks and runs its layers (`encoder.py`, `decoder.py`); a layer is residual connections; attention is the
+formula (`attention.py`).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple
+
+from .decoder import Decoder
+from .encoder import Encoder
+from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
+from .masking import padding_mask
+from .pretrained import GlassformerPreTrainedModel
+
+
+# B batch, T target length, S source length, D model width, V vocabulary
+
+
+class GlassformerModel(GlassformerPreTrainedModel):
+    """The bare model: an encoder, a decoder, or an encoder whose output a decoder attends to, as the config says."""
+
+    _auto_class = "AutoModel"  # its code is saved beside its weights
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.encoder = Encoder(config) if config.num_encoder_layers else None
+        self.decoder = Decoder(config) if config.num_decoder_layers else None
+        self._tied_weights_keys = {}
+        if config.is_encoder_decoder and config.embedding_tying != "target-output":
+            self._tied_weights_keys["encoder.embed_tokens.weight"] = "decoder.embed_tokens.weight"
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutput | BaseModelOutputWithPast | Seq2SeqModelOutput:
+        """Ids [B, S] (and [B, T] for the decoder of an encoder-decoder) -> last_hidden_state [B, S or T, D].
+
+        Masks are True for tokens and False for padding. An encoder that is given ids and no mask hides pad tokens.
+        """
+        if self.encoder is None:
+            outputs = self.decoder(
+                input_ids, attention_mask, position_ids,
+                past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
+            )  # fmt: skip
+            return BaseModelOutputWithPast(
+                last_hidden_state=outputs.last_hidden_state,
+                past_key_values=outputs.past_key_values,
+                hidden_states=outputs.hidden_states,
+                attentions=outputs.attentions,
+            )
+
+        if attention_mask is None and input_ids is not None and self.config.padding_idx is not None:
+            attention_mask = padding_mask(input_ids, self.config.padding_idx)
+        if encoder_outputs is None:
+            if self.decoder is not None and input_ids is None and inputs_embeds is None:
+                raise ValueError("The encoder got no input: pass input_ids, inputs_embeds or encoder_outputs.")
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs
+            )
+        if self.decoder is None:
+            return encoder_outputs
+        if not isinstance(encoder_outputs, BaseModelOutput):
+            names = ("last_hidden_state", "hidden_states", "attentions")
+            encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs)))
+
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError("The decoder got no input: pass decoder_input_ids (or labels, to a model with a head).")
+        outputs = self.decoder(
+            decoder_input_ids, decoder_attention_mask, decoder_position_ids,
+            encoder_hidden_states=encoder_outputs.last_hidden_state, encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values, inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return (self.encoder or self.decoder).embed_tokens
+
+    def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
+        (self.encoder or self.decoder).embed_tokens = embeddings
+        if self.config.is_encoder_decoder and self._tied_weights_keys and self.config.tie_word_embeddings:
+            self.decoder.embed_tokens = embeddings
+
+
+# Heads that write text
+
+
+class _KeepRowZero(torch.autograd.Function):
+    """A matrix as it is, but without a gradient for one row."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, row: int) -> Tensor:
+        ctx.row = row
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_fill(0, torch.tensor(ctx.row, device=gradient.device), 0.0), None
+
+
+class OutputProjection(nn.Linear):
+    """Hidden states to logits, one for each word of the vocabulary.
+
+    Shared with the embeddings, it would move the pad token's row away from zero, which `padding_idx` cannot prevent here.
+    """
+
+    def __init__(self, config):
+        super().__init__(config.d_model, config.vocab_size, bias=False)
+        tied = config.tie_word_embeddings and config.embedding_tying != "source-target"
+        self.zero_row = config.padding_idx if tied else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        # A shard of a tensor-parallel matrix has rows of its own.
+        if self.zero_row is not None and self.training and len(weight) == self.out_features:
+            weight = _KeepRowZero.apply(weight, self.zero_row)
+        return F.linear(x, weight, self.bias)
+
+
+class LanguageModelHead(GlassformerPreTrainedModel):
+    """What the three heads that predict tokens share: logits from hidden states, and their loss."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = GlassformerModel(config)
+        self.lm_head = OutputProjection(config)
+        self._tied_weights_keys = {}
+        if config.embedding_tying != "source-target":
+            stack = "decoder" if config.num_decoder_layers else "encoder"
+            self._tied_weights_keys["lm_head.weight"] = f"model.{stack}.embed_tokens.weight"
+        self.post_init()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]"""
+        logits = self.lm_head(hidden)
+        if (cap := self.config.logit_softcap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def logits_and_loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        return_logits: bool,
+        logits_to_keep: int | Tensor,
+        num_items_in_batch: Tensor | int | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Logits [B, T, V] and loss. `return_logits=False` saves memory: then the loss is all that is computed."""
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        if not return_logits:
+            if labels is None:
+                raise ValueError("return_logits=False leaves nothing to return without labels: pass labels too.")
+            return None, chunked_cross_entropy(hidden, self.logits, labels, smoothing, num_items_in_batch)
+        logits = self.logits(slice_logits_to_keep(hidden, logits_to_keep))
+        if labels is None:
+            return logits, None
+        return logits, cross_entropy(logits, labels, smoothing, num_items_in_batch)
+
+
+class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
+    """Encoder-decoder that writes a target for a source: translation, summaries, anything from text to text."""
+
+    _auto_class = "AutoModelForSeq2SeqLM"  # its code is saved beside its weights
+    shapes = ("encoder-decoder",)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_logits: bool = True,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
+        """With `labels` [B, T] and no decoder input, the decoder reads the labels shifted right (teacher forcing)."""
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids, attention_mask, position_ids,
+            decoder_input_ids=decoder_input_ids, decoder_attention_mask=decoder_attention_mask,
+            decoder_position_ids=decoder_position_ids, encoder_outputs=encoder_outputs, past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state, labels, return_logits, logits_to_keep, num_items_in_batch
+        )
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
+        """The source is seen whole, whatever window the target has: its cache must not slide."""
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if self.config.attention_window is None or cache is given or not isinstance(cache, EncoderDecoderCache):
+            return
+        memory_cache: Cache = DynamicCache()
+        if isinstance(cache.self_attention_cache, StaticCache):
+            unwindowed = self.config_class.from_dict(self.config.to_dict() | {"attention_window": None})
+            length = model_kwargs["encoder_outputs"][0].shape[1]
+            memory_cache = StaticCache(config=unwindowed, max_cache_len=length)
+        model_kwargs["past_key_values"] = EncoderDecoderCache(cache.self_attention_cache, memory_cache)
+
+
+class GlassformerForCausalLM(LanguageModelHead, GenerationMixin):
+    """Decoder that continues a text."""
+
+    _auto_class = "AutoModelForCausalLM"  # its code is saved beside its weights
+    shapes = ("decoder",)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_logits: bool = True,
+        num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """`labels` are the input ids, with -100 where nothing is to be learnt; `shift_labels` are shifted already."""
+        outputs = self.model(
+            input_ids, attention_mask, position_ids,
+            past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        if shift_labels is None and labels is not None:
+            shift_labels = shift_left(labels)
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state, shift_labels, return_logits, logits_to_keep, num_items_in_batch
+        )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class GlassformerForMaskedLM(LanguageModelHead):
+    """Encoder that restores words that were hidden from it."""
+
+    _auto_class = "AutoModelForMaskedLM"  # its code is saved beside its weights
+    shapes = ("encoder",)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_logits: bool = True,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """`labels` [B, S] hold the original token where one was hidden and -100 elsewhere."""
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, return_logits, 0, num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+# Heads that judge text
+
+
+class ClassifierHead(GlassformerPreTrainedModel):
+    """A bare model and a linear layer on its output."""
+
+    shapes = ("encoder", "decoder")
+
+    def __init__(self, config, num_outputs: int | None = None):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = GlassformerModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.d_model, config.num_labels if num_outputs is None else num_outputs)
+        self.post_init()
+
+
+class GlassformerForSequenceClassification(ClassifierHead):
+    """One answer for a whole text: a class, several labels, or a number."""
+
+    _auto_class = "AutoModelForSequenceClassification"  # its code is saved beside its weights
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        """Ids [B, S] -> logits [B, num_labels]; what `labels` are is said by the config's `problem_type`, or by their dtype."""
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        if attention_mask is None and input_ids is not None and self.config.padding_idx is not None:
+            attention_mask = padding_mask(input_ids, self.config.padding_idx)
+        pooled = pool(outputs.last_hidden_state, attention_mask, self.config.pooling)
+        logits = self.classifier(self.dropout(pooled))
+        loss = None
+        if labels is not None:
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = classification_loss(logits, labels, self.config.problem_type, smoothing, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
+    """One vector a sequence, from its tokens alone and wherever the padding is: [B, S, D] -> [B, D]."""
+    if attention_mask is None:
+        attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
+    tokens = attention_mask.to(hidden.device).bool()
+    if how == "mean":
+        weights = tokens.to(hidden.dtype)[..., None]
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+    places = torch.arange(hidden.shape[1], device=hidden.device)
+    place = (places * tokens).argmax(1) if how == "last" else tokens.int().argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), place]
+
+
+class GlassformerForTokenClassification(ClassifierHead):
+    """One class for each token."""
+
+    _auto_class = "AutoModelForTokenClassification"  # its code is saved beside its weights
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """Ids [B, S] -> logits [B, S, num_labels]; `labels` [B, S] are -100 where nothing is asked."""
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class GlassformerForQuestionAnswering(ClassifierHead):
+    """Where in the text the answer starts and ends."""
+
+    _auto_class = "AutoModelForQuestionAnswering"  # its code is saved beside its weights
+
+    def __init__(self, config):
+        super().__init__(config, num_outputs=2)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> QuestionAnsweringModelOutput:
+        """Ids [B, S] -> start and end logits, each [B, S]; positions are [B]."""
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        start_logits, end_logits = self.classifier(self.dropout(outputs.last_hidden_state)).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = [
+    "GlassformerForCausalLM",
+    "GlassformerForConditionalGeneration",
+    "GlassformerForMaskedLM",
+    "GlassformerForQuestionAnswering",
+    "GlassformerForSequenceClassification",
+    "GlassformerForTokenClassification",
+    "GlassformerModel",
+    "GlassformerPreTrainedModel",
+]

@@ -1,0 +1,86 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""The base class of all models: what transformers needs to know, how weights begin, how a folder is saved and loaded."""
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_utils import PreTrainedModel
+
+from .configuration_glassformer import AUTO_MAP, GlassformerConfig
+from .norms import RMSNorm
+
+
+class GlassformerPreTrainedModel(PreTrainedModel):
+    """Base class. A subclass names in `shapes` the shapes of config that it can be built from."""
+
+    config_class = GlassformerConfig
+    base_model_prefix = "model"
+    shapes: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")
+
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config, *args, **kwargs):
+        if getattr(config, "model_type", None) != GlassformerConfig.model_type:
+            raise ValueError(
+                f"{type(self).__name__} is built from a GlassformerConfig, not from a {type(config).__name__}."
+            )
+        if config.shape not in self.shapes:
+            wanted = " or ".join(f"an {s}" if s[0] == "e" else f"a {s}" for s in self.shapes)
+            raise ValueError(
+                f"{type(self).__name__} needs {wanted}, but num_encoder_layers={config.num_encoder_layers} and "
+                f"num_decoder_layers={config.num_decoder_layers} make an {config.shape}: set the count of the stack that is "
+                f"not wanted to 0 and of the other above 0."
+            )
+        # Flash kernels take no bias on the scores.
+        self._supports_flash_attn = config.position_encoding not in ("alibi", "relative")
+        super().__init__(config, *args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            # A slice does not carry the mark by which `init` spares loaded weights.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, (nn.LayerNorm, RMSNorm)):
+            init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif hasattr(module, "build_buffers"):
+            for buffer, value in module.build_buffers():
+                init.copy_(buffer, value)
+
+    def save_pretrained(self, save_directory, **kwargs) -> None:
+        """As in transformers; the code goes along, and the config names every head in it."""
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """As in transformers; a damaged weights file is named."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except SafetensorError as error:
+            raise ValueError(
+                f"The weights in {pretrained_model_name_or_path} are damaged or cut off ({error}): copy or download "
+                f"the .safetensors files again."
+            ) from error

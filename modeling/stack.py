@@ -1,0 +1,129 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""What encoder and decoder have in common: embeddings, positions, a column of layers, and the residual connection."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .checks import check_inputs
+from .embeddings import TokenEmbedding
+from .norms import NORMS
+from .positions import (
+    AlibiBias,
+    LearnedPositionEncoding,
+    RelativePositionBias,
+    RotaryPositionEncoding,
+    SinusoidalPositionEncoding,
+)
+from .pretrained import GlassformerPreTrainedModel
+
+
+# B batch, H heads, T queries (target), S keys (source), D model width
+
+
+def pre_norm(x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: nn.Module) -> Tensor:
+    """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks."""
+    return x + dropout(sublayer(norm(x)))
+
+
+def post_norm(x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: nn.Module) -> Tensor:
+    """norm(x + sublayer(x)), as in the paper."""
+    return norm(x + dropout(sublayer(x)))
+
+
+RESIDUALS = {"pre": pre_norm, "post": post_norm}
+
+
+def make_norm(config) -> nn.Module:
+    return NORMS[config.norm](config.d_model, eps=config.norm_eps)
+
+
+class LayerDrop(nn.Module):
+    """Stochastic depth (https://arxiv.org/abs/1603.09382): while training, an example skips a layer with probability p.
+
+    A choice between two tensors rather than a branch: it compiles, and every process of a distributed run calls every layer.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return after
+        keep = torch.rand(len(after), 1, 1, device=after.device) >= self.p
+        return torch.where(keep, after, before)
+
+
+class Stack(GlassformerPreTrainedModel):
+    """Embeds tokens and their positions; subclasses add the layers.
+
+    Positions enter in one of three places, and the other two stay empty: added to the embeddings (`positions`), turning
+    queries and keys (`rotary_emb`), or as a bias on the scores (`position_bias`).
+    """
+
+    # Names in error messages; the decoder of an encoder-decoder has others.
+    ids_name, embeds_name, mask_name = "input_ids", "inputs_embeds", "attention_mask"
+
+    def __init__(self, config, is_decoder: bool):
+        super().__init__(config)
+        kind = config.position_encoding
+        self.embed_tokens = TokenEmbedding(
+            config.vocab_size, config.d_model, config.padding_idx, scale=config.scale_embedding
+        )
+        self.positions = None
+        if kind == "sinusoidal":
+            self.positions = SinusoidalPositionEncoding(config.d_model)
+        elif kind == "learned":
+            self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings)
+        self.rotary_emb = RotaryPositionEncoding(config) if kind == "rope" else None
+        self.position_bias = None
+        if kind == "alibi":
+            self.position_bias = AlibiBias(config.num_heads)
+        elif kind == "relative":
+            self.position_bias = RelativePositionBias(
+                config.num_heads,
+                config.relative_attention_num_buckets,
+                config.relative_attention_max_distance,
+                bidirectional=not is_decoder,
+            )
+        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.layer_drop = LayerDrop(config.layer_drop)
+        # Pre-norm layers hand on an unnormalised sum: it is normalised once, at the end.
+        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+
+    def init_parallel_plans(self) -> None:
+        """The plans in the config are written from the whole model's point of view: none of them is a stack's own."""
+        super().init_parallel_plans()
+        self._tp_plan, self._fsdp_plan = {}, {}
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Ids [B, T], or what a caller has embedded already -> [B, T, D]."""
+        check_inputs(self.ids_name, input_ids, self.embeds_name, inputs_embeds, self.config.d_model)
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def enter(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
+        """The input of the first layer."""
+        x = inputs_embeds if self.positions is None else self.positions(inputs_embeds, position_ids)
+        return self.dropout(self.embedding_norm(x))
+
+    def attention_positions(
+        self, x: Tensor, position_ids: Tensor, num_keys: int, first_query: int | Tensor = 0, first_key: int | Tensor = 0
+    ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
+        """What attention itself is told about positions, the same for all layers: a bias [B or 1, H, T, S], a rotation."""
+        rotary = None if self.rotary_emb is None else self.rotary_emb(x, position_ids)
+        if self.position_bias is None:
+            return None, rotary
+        bias = self.position_bias(x.shape[1], num_keys, first_query, first_key).to(x.dtype)
+        if self.config._attn_implementation == "flex_attention":  # which indexes the bias by example
+            bias = bias.expand(len(x), -1, -1, -1)
+        return bias, rotary
