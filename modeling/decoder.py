@@ -105,15 +105,15 @@ class Decoder(Stack):
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        positions, first_query, (num_keys, first_key) = self.place_in_sequence(x, cache)
+        slots, key_slots = self.place_in_cache(x, cache)
         if cache is None or not cache.is_compileable:
-            total = first_query + x.shape[1]
-            attention_mask = check_attention_mask(self.mask_name, attention_mask, len(x), total)
+            seen = 0 if cache is None else cache.get_seq_length()
+            attention_mask = check_attention_mask(self.mask_name, attention_mask, len(x), seen + x.shape[1])
 
         mask = decoder_mask(self.config, x, attention_mask, cache, position_ids)
         memory_mask = self.mask_memory(x, encoder_hidden_states, encoder_attention_mask)
-        position_ids = positions if position_ids is None else position_ids
-        bias, rotary = self.attention_positions(x, position_ids, num_keys, first_query, first_key)
+        position_ids = slots if position_ids is None else position_ids
+        bias, rotary = self.attention_positions(x, position_ids, key_slots)
         x = self.enter(x, position_ids)
         kwargs |= {"rotary": rotary, "past_key_values": past_key_values}
         for layer in self.layers:
@@ -128,16 +128,16 @@ class Decoder(Stack):
         cache = DynamicCache(config=self.config)
         return EncoderDecoderCache(cache, DynamicCache()) if self.config.is_encoder_decoder else cache
 
-    def place_in_sequence(self, x: Tensor, cache: Cache | None):
-        """Default positions [1, T], the slot of the first query, and number and first slot of the keys."""
-        length = x.shape[1]
+    def place_in_cache(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Slots of the new tokens [1, T], which are their positions unless told otherwise; with a cache, also of the keys."""
+        slots = torch.arange(x.shape[1], device=x.device)[None]
         if cache is None:
-            return torch.arange(length, device=x.device)[None], 0, (length, 0)
-        first_query = cache.get_seq_length()
-        if isinstance(first_query, Tensor):  # a static cache counts in place
-            first_query = first_query.clone().to(x.device)
-        positions = torch.arange(length, device=x.device)[None] + first_query
-        return positions, first_query, cache.get_mask_sizes(length, 0)
+            return slots, None
+        seen = cache.get_seq_length()
+        # A static cache counts in place: take the count as it is now.
+        slots = slots + (seen.clone().to(x.device) if isinstance(seen, Tensor) else seen)
+        num_keys, first_key = cache.get_mask_sizes(x.shape[1], 0)
+        return slots, (slots, torch.arange(num_keys, device=x.device)[None] + first_key)
 
     def mask_memory(self, x: Tensor, memory: Tensor | None, memory_mask: Tensor | None):
         if memory is None:

@@ -100,7 +100,7 @@ class Encoder(Stack):
             position_ids = torch.arange(length, device=x.device)[None]
 
         mask = encoder_mask(self.config, x, attention_mask)
-        bias, rotary = self.attention_positions(x, position_ids, num_keys=length)
+        bias, rotary = self.attention_positions(x, position_ids)
         x = self.enter(x, position_ids)
         for layer in self.layers:
             # Tensors that need a gradient go by place, or gradient checkpointing loses them.

@@ -29,7 +29,9 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils.generic import can_return_tuple
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
+
 
 from .decoder import Decoder
 from .encoder import Encoder
@@ -69,7 +71,7 @@ class GlassformerModel(GlassformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput | BaseModelOutputWithPast | Seq2SeqModelOutput:
         """Ids [B, S] (and [B, T] for the decoder of an encoder-decoder) -> last_hidden_state [B, S or T, D].
 
@@ -150,6 +152,8 @@ class OutputProjection(nn.Linear):
     Shared with the embeddings, it would move the pad token's row away from zero, which `padding_idx` cannot prevent here.
     """
 
+    is_output_projection = True
+
     def __init__(self, config):
         super().__init__(config.d_model, config.vocab_size, bias=False)
         tied = config.tie_word_embeddings and config.embedding_tying != "source-target"
@@ -216,7 +220,6 @@ class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
@@ -229,13 +232,13 @@ class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = True,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """With `labels` [B, T] and no decoder input, the decoder reads the labels shifted right (teacher forcing)."""
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
-            input_ids, attention_mask, position_ids,
+            input_ids, attention_mask,
             decoder_input_ids=decoder_input_ids, decoder_attention_mask=decoder_attention_mask,
             decoder_position_ids=decoder_position_ids, encoder_outputs=encoder_outputs, past_key_values=past_key_values,
             inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, **kwargs,
@@ -293,7 +296,7 @@ class GlassformerForCausalLM(LanguageModelHead, GenerationMixin):
         return_logits: bool = True,
         num_items_in_batch: Tensor | int | None = None,
         shift_labels: Tensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """`labels` are the input ids, with -100 where nothing is to be learnt; `shift_labels` are shifted already."""
         outputs = self.model(
@@ -330,7 +333,7 @@ class GlassformerForMaskedLM(LanguageModelHead):
         labels: Tensor | None = None,
         return_logits: bool = True,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """`labels` [B, S] hold the original token where one was hidden and -100 elsewhere."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
@@ -371,7 +374,7 @@ class GlassformerForSequenceClassification(ClassifierHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """Ids [B, S] -> logits [B, num_labels]; what `labels` are is said by the config's `problem_type`, or by their dtype."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
@@ -415,7 +418,7 @@ class GlassformerForTokenClassification(ClassifierHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """Ids [B, S] -> logits [B, S, num_labels]; `labels` [B, S] are -100 where nothing is asked."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
@@ -447,7 +450,7 @@ class GlassformerForQuestionAnswering(ClassifierHead):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """Ids [B, S] -> start and end logits, each [B, S]; positions are [B]."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)

@@ -126,15 +126,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # Inside attention: a bias on the scores
 
 
-def key_distance(
-    num_queries: int, num_keys: int, first_query: int | Tensor = 0, first_key: int | Tensor = 0, device=None
-) -> Tensor:
-    """Position of each key minus position of each query: [T, S]."""
-    queries = torch.arange(num_queries, device=device) + first_query
-    keys = torch.arange(num_keys, device=device) + first_key
-    return keys - queries[:, None]
-
-
 class AlibiBias(nn.Module):
     """bias[h, t, s] = -slope[h] * |t - s|: the further away, the lower the score, each head with its own slope."""
 
@@ -154,13 +145,10 @@ class AlibiBias(nn.Module):
         """Every buffer with its value: loading a checkpoint starts from empty memory."""
         yield self.slopes, self.compute_slopes()
 
-    def forward(
-        self, num_queries: int, num_keys: int | None = None, first_query: int | Tensor = 0, first_key: int | Tensor = 0
-    ) -> Tensor:
-        """[1, H, T, S]"""
-        num_keys = num_queries if num_keys is None else num_keys
-        distance = key_distance(num_queries, num_keys, first_query, first_key, self.slopes.device)
-        return (-self.slopes[:, None, None] * distance.abs())[None]
+    def forward(self, query_positions: Tensor, key_positions: Tensor | None = None) -> Tensor:
+        """Positions [T] and [S], or a row for each example -> [B or 1, H, T, S]"""
+        distance = key_distance(query_positions, key_positions)
+        return -self.slopes[:, None, None] * distance[:, None].abs()
 
 
 class RelativePositionBias(nn.Module):
@@ -191,10 +179,13 @@ class RelativePositionBias(nn.Module):
         far = exact + (ratio * (num_buckets - exact)).long()
         return offset + torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))
 
-    def forward(
-        self, num_queries: int, num_keys: int | None = None, first_query: int | Tensor = 0, first_key: int | Tensor = 0
-    ) -> Tensor:
-        """[1, H, T, S]"""
-        num_keys = num_queries if num_keys is None else num_keys
-        distance = key_distance(num_queries, num_keys, first_query, first_key, self.table.weight.device)
-        return self.table(self.bucket(distance)).permute(2, 0, 1)[None]  # [T, S, H] -> [1, H, T, S]
+    def forward(self, query_positions: Tensor, key_positions: Tensor | None = None) -> Tensor:
+        """Positions [T] and [S], or a row for each example -> [B or 1, H, T, S]"""
+        distance = key_distance(query_positions, key_positions)
+        return self.table(self.bucket(distance)).permute(0, 3, 1, 2)  # [B, T, S, H] -> [B, H, T, S]
+
+
+def key_distance(query_positions: Tensor, key_positions: Tensor | None) -> Tensor:
+    """Position of each key minus position of each query: [B or 1, T, S]."""
+    key_positions = query_positions if key_positions is None else key_positions
+    return torch.atleast_2d(key_positions)[:, None, :] - torch.atleast_2d(query_positions)[:, :, None]

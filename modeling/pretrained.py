@@ -52,7 +52,9 @@ class GlassformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
-        if isinstance(module, nn.Linear):
+        if getattr(module, "is_output_projection", False):
+            init.normal_(module.weight, std=1 / self.config.d_model)  # small logits: the loss starts at log(vocab_size)
+        elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 init.zeros_(module.bias)

@@ -117,13 +117,17 @@ class Stack(GlassformerPreTrainedModel):
         return self.dropout(self.embedding_norm(x))
 
     def attention_positions(
-        self, x: Tensor, position_ids: Tensor, num_keys: int, first_query: int | Tensor = 0, first_key: int | Tensor = 0
+        self, x: Tensor, position_ids: Tensor, key_slots: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
-        """What attention itself is told about positions, the same for all layers: a bias [B or 1, H, T, S], a rotation."""
+        """What attention itself is told about positions, the same for all layers: a bias [B or 1, H, T, S], a rotation.
+
+        Biases depend on distance alone. Where keys come from a cache, `key_slots` gives the places of queries and keys in it,
+        whose differences are those of the positions.
+        """
         rotary = None if self.rotary_emb is None else self.rotary_emb(x, position_ids)
         if self.position_bias is None:
             return None, rotary
-        bias = self.position_bias(x.shape[1], num_keys, first_query, first_key).to(x.dtype)
+        bias = self.position_bias(*(key_slots or (position_ids,))).to(x.dtype)
         if self.config._attn_implementation == "flex_attention":  # which indexes the bias by example
             bias = bias.expand(len(x), -1, -1, -1)
         return bias, rotary
