@@ -75,9 +75,7 @@ def one_sentence_errors(config_class):
         except StrictDataclassFieldValidationError as error:
             expected = config_class.__annotations__.get(name, config_class.__dataclass_fields__[name].type)
             expected = getattr(expected, "__name__", str(expected))
-            raise ValueError(
-                f"{name}={value!r} is of type {type(value).__name__}: pass a value of type {expected}."
-            ) from error
+            raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: pass a value of type {expected}.") from error
 
     config_class.__setattr__ = __setattr__
     return config_class
@@ -253,7 +251,7 @@ class GlassformerConfig(PreTrainedConfig):
     @property
     def base_model_fsdp_plan(self) -> dict[str, str]:
         """Fully sharded data parallelism: one unit a layer."""
-        plan = {}
+        plan: dict[str, str] = {}
         for stack in ("encoder", "decoder"):
             if stack in self.shape:
                 plan |= {f"{stack}.embed_tokens": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
@@ -314,9 +312,7 @@ class GlassformerConfig(PreTrainedConfig):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}={value} must not be negative: use 0 to leave that stack out.")
         if not self.num_encoder_layers and not self.num_decoder_layers:
-            raise ValueError(
-                "num_encoder_layers=0 and num_decoder_layers=0 leave no model: give at least one stack a layer."
-            )
+            raise ValueError("num_encoder_layers=0 and num_decoder_layers=0 leave no model: give at least one stack a layer.")
         for name in PROBABILITIES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} is not a probability: choose a value in [0, 1).")
@@ -346,7 +342,7 @@ class GlassformerConfig(PreTrainedConfig):
                 f"d_model={self.d_model} is not divisible by num_heads={self.num_heads} (remainder {remainder}): "
                 f"change one of them so that every head has the same width."
             )
-        if self.num_heads % self.num_kv_heads:
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
                 f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: every group of query heads "
                 f"shares one key/value head."

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         rotate,
     )
 
-__all__ = sorted(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,9 +38,9 @@ def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_e
         raise ValueError(f"{name} must be [batch, length], but has the shape {list(input_ids.shape)}.")
     if inputs_embeds is not None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != d_model):
         raise ValueError(f"{embeds_name} must be [batch, length, {d_model}], but has the shape {list(inputs_embeds.shape)}.")
-    given = input_ids if input_ids is not None else inputs_embeds
-    if not is_tracing(given) and (given.shape[0] == 0 or given.shape[1] == 0):
-        raise ValueError(f"{name} of shape {list(given.shape[:2])} is empty: pass at least one sequence of one token.")
+    for given in (input_ids, inputs_embeds):
+        if given is not None and not is_tracing(given) and 0 in given.shape[:2]:
+            raise ValueError(f"{name} of shape {list(given.shape[:2])} is empty: pass at least one sequence of one token.")
 
 
 def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
@@ -50,13 +50,14 @@ def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int
     if mask.dim() == 2:
         if tuple(mask.shape) != (batch, length):
             raise ValueError(
-                f"{name} has the shape {list(mask.shape)}, but masks {batch} sequences of {length} tokens: pass [{batch}, {length}], "
-                f"cached tokens included."
+                f"{name} has the shape {list(mask.shape)}, but masks {batch} sequences of {length} tokens: pass "
+                f"[{batch}, {length}], cached tokens included."
             )
         return mask
     if mask.dim() not in (3, 4) or mask.shape[0] not in (1, batch):
         raise ValueError(
-            f"{name} has the shape {list(mask.shape)}: pass [B, S]={[batch, length]}, [B, T, S] or [B, 1, T, S], True = may attend."
+            f"{name} has the shape {list(mask.shape)}: pass [B, S]={[batch, length]}, [B, T, S] or [B, 1, T, S], "
+            f"True = may attend."
         )
     mask = mask[:, None] if mask.dim() == 3 else mask
     return mask if mask.is_floating_point() else mask.bool()

@@ -11,8 +11,10 @@ Every loss is a sum divided by a count: by its own count of valid labels or, whe
 several batches, by the count over all of them (`num_items_in_batch`).
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -64,7 +66,7 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float)
 
 def chunked_cross_entropy(
     hidden: Tensor,
-    to_logits: nn.Module,
+    to_logits: Callable[[Tensor], Tensor],
     labels: Tensor,
     label_smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,

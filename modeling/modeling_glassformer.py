@@ -32,7 +32,6 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
-
 from .decoder import Decoder
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
@@ -94,12 +93,10 @@ class GlassformerModel(GlassformerPreTrainedModel):
         if encoder_outputs is None:
             if self.decoder is not None and input_ids is None and inputs_embeds is None:
                 raise ValueError("The encoder got no input: pass input_ids, inputs_embeds or encoder_outputs.")
-            encoder_outputs = self.encoder(
-                input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs
-            )
+            encoder_outputs = self.encoder(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         if self.decoder is None:
             return encoder_outputs
-        if not isinstance(encoder_outputs, BaseModelOutput):
+        if isinstance(encoder_outputs, tuple):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs)))
 
@@ -243,9 +240,7 @@ class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
             decoder_position_ids=decoder_position_ids, encoder_outputs=encoder_outputs, past_key_values=past_key_values,
             inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, **kwargs,
         )  # fmt: skip
-        logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, return_logits, logits_to_keep, num_items_in_batch
-        )
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, return_logits, logits_to_keep, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -338,9 +333,7 @@ class GlassformerForMaskedLM(LanguageModelHead):
         """`labels` [B, S] hold the original token where one was hidden and -100 elsewhere."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, return_logits, 0, num_items_in_batch)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
 # Heads that judge text
@@ -427,9 +420,7 @@ class GlassformerForTokenClassification(ClassifierHead):
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = cross_entropy(logits, labels, smoothing, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
 class GlassformerForQuestionAnswering(ClassifierHead):

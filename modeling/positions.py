@@ -166,7 +166,7 @@ class RelativePositionBias(nn.Module):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance (key position minus query position)."""
-        num_buckets, offset = self.num_buckets, 0
+        num_buckets, offset = self.num_buckets, torch.zeros_like(distance)
         if self.bidirectional:
             num_buckets //= 2
             offset = (distance > 0).long() * num_buckets

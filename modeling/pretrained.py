@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
 from .norms import RMSNorm
+from .positions import AlibiBias, RotaryPositionEncoding
 
 
 class GlassformerPreTrainedModel(PreTrainedModel):
@@ -35,9 +36,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config, *args, **kwargs):
         if getattr(config, "model_type", None) != GlassformerConfig.model_type:
-            raise ValueError(
-                f"{type(self).__name__} is built from a GlassformerConfig, not from a {type(config).__name__}."
-            )
+            raise ValueError(f"{type(self).__name__} is built from a GlassformerConfig, not from a {type(config).__name__}.")
         if config.shape not in self.shapes:
             wanted = " or ".join(f"an {s}" if s[0] == "e" else f"a {s}" for s in self.shapes)
             raise ValueError(
@@ -67,7 +66,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
-        elif hasattr(module, "build_buffers"):
+        elif isinstance(module, (AlibiBias, RotaryPositionEncoding)):
             for buffer, value in module.build_buffers():
                 init.copy_(buffer, value)
 

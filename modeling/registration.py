@@ -51,9 +51,8 @@ def register_pipelines(pipelines: Any) -> None:
     from .pipelines import TASKS
 
     for task, (pipeline_class, auto_class) in TASKS.items():
-        pipelines.PIPELINE_REGISTRY.register_pipeline(
-            task, pipeline_class=pipeline_class, pt_model=auto_class, type="text"
-        )
+        pipelines.REMOVED_TASKS.pop(task, None)  # a task named there is refused before the registry is asked
+        pipelines.PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=auto_class, type="text")
 
 
 def register_lora_targets(constants: Any) -> None:
@@ -91,7 +90,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
             self.callback(module)
 
-        spec.loader.exec_module = load_and_call_back  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_call_back
         return spec
 
 

@@ -75,16 +75,14 @@ class Stack(GlassformerPreTrainedModel):
     def __init__(self, config, is_decoder: bool):
         super().__init__(config)
         kind = config.position_encoding
-        self.embed_tokens = TokenEmbedding(
-            config.vocab_size, config.d_model, config.padding_idx, scale=config.scale_embedding
-        )
-        self.positions = None
+        self.embed_tokens = TokenEmbedding(config.vocab_size, config.d_model, config.padding_idx, scale=config.scale_embedding)
+        self.positions: nn.Module | None = None
         if kind == "sinusoidal":
             self.positions = SinusoidalPositionEncoding(config.d_model)
         elif kind == "learned":
             self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings)
         self.rotary_emb = RotaryPositionEncoding(config) if kind == "rope" else None
-        self.position_bias = None
+        self.position_bias: nn.Module | None = None
         if kind == "alibi":
             self.position_bias = AlibiBias(config.num_heads)
         elif kind == "relative":
@@ -104,7 +102,8 @@ class Stack(GlassformerPreTrainedModel):
     def init_parallel_plans(self) -> None:
         """The plans in the config are written from the whole model's point of view: none of them is a stack's own."""
         super().init_parallel_plans()
-        self._tp_plan, self._fsdp_plan = {}, {}
+        self._tp_plan: dict[str, str] = {}
+        self._fsdp_plan: dict[str, str] = {}
 
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """Ids [B, T], or what a caller has embedded already -> [B, T, D]."""

@@ -1,0 +1,43 @@
+# Everything runs in .venv, which is made on first use and remade when the requirements change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+SOURCES := modeling configuration hub_card scripts tests
+
+.PHONY: quickstart test test-slow check format conformance clean
+
+quickstart:
+	@echo "make quickstart: the training code that it needs is not here yet"; exit 1
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov=glassformer --cov-report=term:skip-covered --cov-fail-under=95
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	rm -rf build/check && $(BIN)/pip install -q --no-deps --target build/check .
+	MYPYPATH=build/check $(BIN)/mypy -p glassformer
+
+format: $(READY)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+# Hugging Face's own tests on our classes: make conformance HF_SRC=<checkout of transformers at the installed release>
+conformance: $(READY)
+	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -p no:cacheprovider tests/conformance -m conformance
+
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	# torch first and by its exact version: a plain request takes gigabytes of CUDA packages along
+	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e ".[test]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,0 +1,47 @@
+"""Small models for the tests: sizes that differ from each other, so that a swapped axis cannot pass unnoticed."""
+
+import glassformer
+from glassformer import GlassformerConfig
+
+
+# B batch, T target length, S source length, D model width, H heads, K width of one head, V vocabulary
+B, T, S, D, H, V = 2, 5, 7, 24, 4, 31
+K = D // H
+
+SHAPES = {
+    "encoder-decoder": {"num_encoder_layers": 2, "num_decoder_layers": 3},
+    "encoder": {"num_encoder_layers": 2, "num_decoder_layers": 0},
+    "decoder": {"num_encoder_layers": 0, "num_decoder_layers": 3},
+}
+# Each choice of the config at least once.
+VARIANTS = {
+    "paper": {"norm_position": "post"},
+    "default": {},
+    "modern": {
+        "norm": "rmsnorm", "position_encoding": "rope", "num_kv_heads": 2, "activation": "silu", "gated_feed_forward": True,
+        "attention_bias": False, "feed_forward_bias": False, "qk_norm": True, "scale_embedding": False,
+    },
+    "learned": {"position_encoding": "learned", "embedding_norm": True, "activation": "gelu", "num_kv_heads": 1},
+    "alibi": {"position_encoding": "alibi", "logit_softcap": 5.0},
+    "relative": {
+        "position_encoding": "relative", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
+    },
+    "none": {"position_encoding": "none"},
+    "window": {"attention_window": 3, "position_encoding": "rope"},
+    "window-alibi": {"attention_window": 3, "position_encoding": "alibi"},
+}  # fmt: skip
+LANGUAGE_MODELS = {
+    "encoder-decoder": "GlassformerForConditionalGeneration",
+    "encoder": "GlassformerForMaskedLM",
+    "decoder": "GlassformerForCausalLM",
+}
+
+
+def tiny_config(shape: str = "encoder-decoder", **overrides) -> GlassformerConfig:
+    sizes = {"vocab_size": V, "d_model": D, "num_heads": H, "d_ff": 40, "max_position_embeddings": 64}
+    return GlassformerConfig(**{**sizes, **SHAPES[shape], "mask_token_id": 4, **overrides})
+
+
+def tiny_language_model(shape: str = "encoder-decoder", **overrides):
+    """The model of this shape that predicts tokens, in evaluation mode."""
+    return getattr(glassformer, LANGUAGE_MODELS[shape])(tiny_config(shape, **overrides)).eval()
