@@ -1,0 +1,92 @@
+"""Masks: True = may attend, combined with AND."""
+
+import pytest
+import torch
+from models import tiny_config
+
+from glassformer import causal_mask, combine_masks, padding_mask, window_mask
+from glassformer.masking import cross_mask, decoder_mask, encoder_mask, expand_mask
+
+
+IDS = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]])
+
+
+def test_padding_is_false_and_tokens_are_true():
+    assert padding_mask(IDS).tolist() == [[True, True, True, False, False], [True, True, False, False, False]]
+    assert padding_mask(IDS, pad_token_id=5).sum() == 9
+
+
+def test_each_token_sees_itself_and_the_past():
+    mask = causal_mask(4)
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [[key <= query for key in range(4)] for query in range(4)]
+
+
+def test_with_a_cache_the_queries_are_the_last_positions():
+    assert torch.equal(causal_mask(2, 5), causal_mask(5)[3:])
+    assert torch.equal(window_mask(2, 5, window=2), window_mask(5, window=2)[3:])
+
+
+def test_a_window_is_as_wide_on_both_sides():
+    assert window_mask(4, window=2).int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+
+
+def test_combined_masks_allow_what_all_allow():
+    combined = combine_masks(padding_mask(IDS), causal_mask(5), None)
+    assert combined.shape == (2, 5, 5)
+    for example, query, key in torch.cartesian_prod(torch.arange(2), torch.arange(5), torch.arange(5)).tolist():
+        assert combined[example, query, key] == (key <= query and IDS[example, key] != 0)
+
+
+def test_padding_by_name_is_certain_where_the_batch_is_as_large_as_the_sequence_is_long():
+    padding = torch.tensor([[True, False], [True, True]])
+    combined = combine_masks(causal_mask(2), padding=padding)
+    assert combined.tolist() == [[[True, False], [True, False]], [[True, False], [True, True]]]
+
+
+def test_masks_with_and_without_heads_combine():
+    per_head = torch.rand(2, 3, 5, 5) > 0.5
+    combined = combine_masks(per_head, causal_mask(5), padding=padding_mask(IDS))
+    assert torch.equal(combined, per_head & causal_mask(5) & padding_mask(IDS)[:, None, None])
+
+
+def test_nothing_to_combine_is_no_restriction():
+    assert combine_masks(None, None) is None
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 7), (2, 5, 7), (1, 5, 7), (2, 1, 7), (2, 1, 5, 7), (2, 3, 5, 7)], ids=str)
+def test_accepted_shapes_expand_to_scores(shape):
+    mask = torch.rand(shape) > 0.5
+    expanded = expand_mask(mask, batch=2, heads=3, num_queries=5, num_keys=7).expand(2, 3, 5, 7)
+    for example in range(2):
+        for query in range(5):
+            row = {2: lambda: mask[query] if shape == (5, 7) else mask[example]}.get(
+                len(shape), lambda: mask.expand(*((2,) if len(shape) == 3 else (2, 3)), 5, 7)[example, ..., query, :]
+            )()
+            assert torch.equal(expanded[example, :, query], row.expand(3, 7))
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 5, 6), (3, 5, 7), (2, 2, 5, 7), (1, 2, 3, 5, 7)], ids=str)
+def test_other_shapes_are_refused_with_what_was_expected(shape):
+    with pytest.raises(
+        ValueError, match=r"does not fit 2 sequences with 3 heads, 5 queries and 7 keys: expected \[T, S\]=\[5, 7\]"
+    ):
+        expand_mask(torch.ones(shape, dtype=torch.bool), batch=2, heads=3, num_queries=5, num_keys=7)
+
+
+def test_a_mask_that_can_be_read_two_ways_warns():
+    with pytest.warns(UserWarning, match=r"read as \[T, S\]"):
+        expand_mask(causal_mask(3), batch=3, heads=1, num_queries=3, num_keys=3)
+
+
+@pytest.mark.parametrize("window", [None, 2], ids=["full", "window"])
+def test_masks_made_for_the_kernels_are_the_masks_made_by_hand(window):
+    padding, x = padding_mask(IDS), torch.zeros(2, 5, 8)
+    config = tiny_config(attention_window=window, attn_implementation="sdpa")
+    near = None if window is None else window_mask(5, window=window)
+    by_hand = combine_masks(near, padding=padding)
+    assert torch.equal(encoder_mask(config, x, padding).expand(2, 1, 5, 5)[:, 0], by_hand.expand(2, 5, 5))
+    by_hand = combine_masks(near, causal_mask(5), padding=padding)
+    assert torch.equal(decoder_mask(config, x, padding, None, None)[:, 0], by_hand)
+    memory = torch.zeros(2, 5, 8)
+    assert torch.equal(cross_mask(config, x[:, :3], memory, padding)[:, 0], padding[:, None].expand(2, 3, 5))
