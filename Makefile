@@ -27,9 +27,11 @@ format: $(READY)
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-# Hugging Face's own tests on our classes: make conformance HF_SRC=<checkout of transformers at the installed release>
+# Hugging Face's own tests on our classes, from a checkout of transformers at the installed release
 conformance: $(READY)
-	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -p no:cacheprovider tests/conformance -m conformance
+	@test -n "$(HF_SRC)" || { echo "usage: make conformance HF_SRC=<directory with transformers' tests/ and utils/>"; exit 2; }
+	$(BIN)/pip install -q -c constraints.txt -e ".[conformance]"
+	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -q -o addopts= tests/conformance
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -54,16 +54,23 @@ def test_nothing_to_combine_is_no_restriction():
     assert combine_masks(None, None) is None
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (2, 7), (2, 5, 7), (1, 5, 7), (2, 1, 7), (2, 1, 5, 7), (2, 3, 5, 7)], ids=str)
-def test_accepted_shapes_expand_to_scores(shape):
+@pytest.mark.parametrize(
+    "shape, place",
+    [
+        ((5, 7), lambda mask: mask[None, None]),
+        ((2, 7), lambda mask: mask[:, None, None]),
+        ((2, 5, 7), lambda mask: mask[:, None]),
+        ((1, 5, 7), lambda mask: mask[:, None]),
+        ((2, 1, 7), lambda mask: mask[:, None]),
+        ((2, 1, 5, 7), lambda mask: mask),
+        ((2, 3, 5, 7), lambda mask: mask),
+    ],
+    ids=str,
+)
+def test_accepted_shapes_expand_to_scores(shape, place):
     mask = torch.rand(shape) > 0.5
-    expanded = expand_mask(mask, batch=2, heads=3, num_queries=5, num_keys=7).expand(2, 3, 5, 7)
-    for example in range(2):
-        for query in range(5):
-            row = {2: lambda: mask[query] if shape == (5, 7) else mask[example]}.get(
-                len(shape), lambda: mask.expand(*((2,) if len(shape) == 3 else (2, 3)), 5, 7)[example, ..., query, :]
-            )()
-            assert torch.equal(expanded[example, :, query], row.expand(3, 7))
+    expanded = expand_mask(mask, batch=2, heads=3, num_queries=5, num_keys=7)
+    assert torch.equal(expanded.expand(2, 3, 5, 7), place(mask).expand(2, 3, 5, 7))
 
 
 @pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 5, 6), (3, 5, 7), (2, 2, 5, 7), (1, 2, 3, 5, 7)], ids=str)
