@@ -65,7 +65,7 @@ class GlassformerModel(GlassformerPreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
@@ -76,6 +76,8 @@ class GlassformerModel(GlassformerPreTrainedModel):
 
         Masks are True for tokens and False for padding. An encoder that is given ids and no mask hides pad tokens.
         """
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
         if self.encoder is None:
             outputs = self.decoder(
                 input_ids, attention_mask, position_ids,
@@ -96,7 +98,7 @@ class GlassformerModel(GlassformerPreTrainedModel):
             encoder_outputs = self.encoder(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         if self.decoder is None:
             return encoder_outputs
-        if isinstance(encoder_outputs, tuple):
+        if isinstance(encoder_outputs, (tuple, list)):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs)))
 
@@ -179,6 +181,11 @@ class LanguageModelHead(GlassformerPreTrainedModel):
             self._tied_weights_keys["lm_head.weight"] = f"model.{stack}.embed_tokens.weight"
         self.post_init()
 
+    def set_output_embeddings(self, embeddings: nn.Linear) -> None:
+        """Takes over a resized matrix, but not its class."""
+        self.lm_head.weight, self.lm_head.bias = embeddings.weight, embeddings.bias
+        self.lm_head.out_features = embeddings.out_features
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]"""
         logits = self.lm_head(hidden)
@@ -220,7 +227,7 @@ class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,

@@ -104,6 +104,14 @@ class RotaryPositionEncoding(nn.Module):
         yield self.inv_freq, frequencies
         yield self.original_inv_freq, frequencies
 
+    def _apply(self, fn, recurse: bool = True):
+        """Goes where the model goes, but stays in float32: rounded frequencies would misplace far positions."""
+        precise = self.inv_freq, self.original_inv_freq
+        super()._apply(fn, recurse)
+        if not precise[0].is_meta:
+            self.inv_freq, self.original_inv_freq = (buffer.to(self.inv_freq.device) for buffer in precise)
+        return self
+
     @torch.no_grad()
     @dynamic_rope_update  # some scalings depend on the length seen
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

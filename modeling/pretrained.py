@@ -70,6 +70,14 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             for buffer, value in module.build_buffers():
                 init.copy_(buffer, value)
 
+    def _resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        """One vocabulary, so a target table that is not the source table grows or shrinks with it."""
+        embeddings = super()._resize_token_embeddings(*args, **kwargs)
+        if self.config.is_encoder_decoder:
+            decoder = self.get_decoder()
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, embeddings.num_embeddings)
+        return embeddings
+
     def save_pretrained(self, save_directory, **kwargs) -> None:
         """As in transformers; the code goes along, and the config names every head in it."""
         self.config.auto_map = dict(AUTO_MAP)

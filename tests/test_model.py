@@ -181,8 +181,10 @@ def test_each_shape_returns_the_outputs_that_fit():
     assert type(out).__name__ == "Seq2SeqModelOutput" and out.encoder_last_hidden_state.shape == (B, S, D)
     out = GlassformerModel(tiny_config("encoder"))(ids())
     assert type(out).__name__ == "BaseModelOutput"
-    out = GlassformerModel(tiny_config("decoder"))(ids())
+    decoder = GlassformerModel(tiny_config("decoder"))
+    out = decoder.eval()(ids())
     assert type(out).__name__ == "BaseModelOutputWithPast" and out.past_key_values.get_seq_length() == S
+    assert decoder.train()(ids()).past_key_values is None  # nothing will be generated from a training batch
 
 
 def test_training_and_evaluation_differ_by_dropout_alone():

@@ -130,3 +130,10 @@ def test_biases_of_cached_keys_are_rows_of_the_whole(make):
     assert_close(bias(torch.arange(7, 9), torch.arange(4, 9)), whole[:, :, 7:, 4:])
     rows = torch.tensor([[0, 1, 2], [4, 5, 8]])
     assert_close(bias(rows)[1], whole[0][:, rows[1]][:, :, rows[1]])
+
+
+def test_rotation_is_as_exact_in_a_half_precision_model():
+    """1000 turns of a rounded frequency would be far off."""
+    x, positions = torch.zeros(1, 1, 1, K), torch.tensor([[1001]])
+    assert_close(rope().half()(x, positions), rope()(x, positions))
+    assert_close(rope().bfloat16()(x, positions), rope()(x, positions))
