@@ -270,7 +270,8 @@ class GlassformerConfig(PreTrainedConfig):
         """A named size from `configuration/presets/`, with fields replaced at will."""
         presets = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.json")}
         if name not in presets:
-            raise ValueError(f"There is no preset {name!r}: choose one of {', '.join(sorted(presets)) or 'none'}.")
+            choice = ", ".join(sorted(presets)) or "none, for they come with the installed package"
+            raise ValueError(f"There is no preset {name!r}: choose one of {choice}.")
         return cls(**{**json.loads(presets[name].read_text()), **overrides})
 
     @classmethod

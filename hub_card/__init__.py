@@ -1,1 +1,1 @@
-"""Model cards for the Hub."""
+"""The place of model cards: their template and the code that fills it."""
