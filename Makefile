@@ -31,7 +31,7 @@ format: $(READY)
 conformance: $(READY)
 	@test -n "$(HF_SRC)" || { echo "usage: make conformance HF_SRC=<directory with transformers' tests/ and utils/>"; exit 2; }
 	$(BIN)/pip install -q -c constraints.txt -e ".[conformance]"
-	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -q -o addopts= tests/conformance
+	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -q -o addopts= -W ignore::pytest.PytestUnknownMarkWarning tests/conformance
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
