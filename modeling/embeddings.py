@@ -5,11 +5,13 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""Token ids to vectors (section 3.4 of https://arxiv.org/abs/1706.03762)."""
+"""Token ids to vectors, and vectors to logits over tokens (section 3.4 of https://arxiv.org/abs/1706.03762)."""
 
 import math
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .checks import check_token_ids
 
@@ -30,3 +32,35 @@ class TokenEmbedding(nn.Embedding):
     def forward(self, input_ids: Tensor) -> Tensor:
         check_token_ids(input_ids, self.num_embeddings)
         return super().forward(input_ids) * self.scale  # [B, T] -> [B, T, D]
+
+
+class OutputProjection(nn.Linear):
+    """Hidden states to logits, one for each word of the vocabulary: [..., D] -> [..., V].
+
+    Where the matrix is that of the embeddings, it would learn to move the pad token's row away from zero, which
+    `padding_idx` prevents on the input side only: `zero_row` prevents it here.
+    """
+
+    def __init__(self, d_model: int, vocab_size: int, zero_row: int | None = None):
+        super().__init__(d_model, vocab_size, bias=False)
+        self.zero_row = zero_row
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        # A shard of a tensor-parallel matrix has rows of its own.
+        if self.zero_row is not None and self.training and len(weight) == self.out_features:
+            weight = _KeepRowZero.apply(weight, self.zero_row)
+        return F.linear(x, weight, self.bias)
+
+
+class _KeepRowZero(torch.autograd.Function):
+    """A matrix as it is, but without a gradient for one row."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, row: int) -> Tensor:
+        ctx.row = row
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_fill(0, torch.tensor(ctx.row, device=gradient.device), 0.0), None

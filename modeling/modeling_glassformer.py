@@ -14,7 +14,6 @@ formula (`attention.py`).
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
@@ -33,6 +32,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .decoder import Decoder
+from .embeddings import OutputProjection
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
 from .masking import padding_mask
@@ -132,40 +132,6 @@ class GlassformerModel(GlassformerPreTrainedModel):
 # Heads that write text
 
 
-class _KeepRowZero(torch.autograd.Function):
-    """A matrix as it is, but without a gradient for one row."""
-
-    @staticmethod
-    def forward(ctx, weight: Tensor, row: int) -> Tensor:
-        ctx.row = row
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_fill(0, torch.tensor(ctx.row, device=gradient.device), 0.0), None
-
-
-class OutputProjection(nn.Linear):
-    """Hidden states to logits, one for each word of the vocabulary.
-
-    Shared with the embeddings, it would move the pad token's row away from zero, which `padding_idx` cannot prevent here.
-    """
-
-    is_output_projection = True
-
-    def __init__(self, config):
-        super().__init__(config.d_model, config.vocab_size, bias=False)
-        tied = config.tie_word_embeddings and config.embedding_tying != "source-target"
-        self.zero_row = config.padding_idx if tied else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        # A shard of a tensor-parallel matrix has rows of its own.
-        if self.zero_row is not None and self.training and len(weight) == self.out_features:
-            weight = _KeepRowZero.apply(weight, self.zero_row)
-        return F.linear(x, weight, self.bias)
-
-
 class LanguageModelHead(GlassformerPreTrainedModel):
     """What the three heads that predict tokens share: logits from hidden states, and their loss."""
 
@@ -174,7 +140,8 @@ class LanguageModelHead(GlassformerPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.model = GlassformerModel(config)
-        self.lm_head = OutputProjection(config)
+        tied = config.tie_word_embeddings and config.embedding_tying != "source-target"
+        self.lm_head = OutputProjection(config.d_model, config.vocab_size, zero_row=config.padding_idx if tied else None)
         self._tied_weights_keys = {}
         if config.embedding_tying != "source-target":
             stack = "decoder" if config.num_decoder_layers else "encoder"
@@ -207,10 +174,11 @@ class LanguageModelHead(GlassformerPreTrainedModel):
             if labels is None:
                 raise ValueError("return_logits=False leaves nothing to return without labels: pass labels too.")
             return None, chunked_cross_entropy(hidden, self.logits, labels, smoothing, num_items_in_batch)
-        logits = self.logits(slice_logits_to_keep(hidden, logits_to_keep))
         if labels is None:
-            return logits, None
-        return logits, cross_entropy(logits, labels, smoothing, num_items_in_batch)
+            return self.logits(slice_logits_to_keep(hidden, logits_to_keep)), None
+        logits = self.logits(hidden)
+        loss = cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        return slice_logits_to_keep(logits, logits_to_keep), loss
 
 
 class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):

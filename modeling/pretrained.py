@@ -14,6 +14,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
+from .embeddings import OutputProjection
 from .norms import RMSNorm
 from .positions import AlibiBias, RotaryPositionEncoding
 
@@ -51,7 +52,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
-        if getattr(module, "is_output_projection", False):
+        if isinstance(module, OutputProjection):
             init.normal_(module.weight, std=1 / self.config.d_model)  # small logits: the loss starts at log(vocab_size)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
