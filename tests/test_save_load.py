@@ -178,18 +178,18 @@ def test_a_copy_has_its_own_weights_and_the_same_ties(how, tying):
 # Between head and bare model
 
 
-LEFT_OVER = [
-    *[(name, shape, tying, set()) for shape, name in LANGUAGE_MODELS.items() for tying in ("three-way", "target-output")],
-    *[(name, shape, tying, {"lm_head.weight"}) for shape, name in LANGUAGE_MODELS.items() for tying in ("source-target", "untied")],
-    *[(name, shape, "three-way", {"classifier.weight", "classifier.bias"}) for name, shape in HEADS if name in CLASSIFIERS],
-]  # fmt: skip
+PAIRS = [
+    *[(name, shape, tying) for shape, name in LANGUAGE_MODELS.items() for tying in TYING],
+    *[(name, shape, "three-way") for name, shape in HEADS if name in CLASSIFIERS],
+]
 
 
-@pytest.mark.parametrize(
-    "head, shape, tying, own", LEFT_OVER, ids=[f"{name[11:]}-{shape}-{tying}" for name, shape, tying, _ in LEFT_OVER]
-)
-def test_between_head_and_bare_model_only_the_head_is_lost(head, shape, tying, own, tmp_path):
+@pytest.mark.parametrize("head, shape, tying", PAIRS, ids=[f"{name[11:]}-{shape}-{tying}" for name, shape, tying in PAIRS])
+def test_between_head_and_bare_model_only_the_head_is_lost(head, shape, tying, tmp_path):
     model = build(head, shape, **TYING[tying])
+    own = {name for name in model.state_dict() if not name.startswith("model.")}
+    if tying in ("three-way", "target-output"):
+        own -= {"lm_head.weight"}  # a table that the bare model has
     model.save_pretrained(tmp_path / "head")
     bare = load(glassformer.GlassformerModel, tmp_path / "head", unexpected=own)
     assert_same_outputs(bare, model.model)
@@ -379,6 +379,7 @@ def test_the_pad_row_stays_zero_in_training_after_a_resize_and_a_reload(shape, t
             assert row.eq(0).all()
 
 
+@pytest.mark.filterwarnings("ignore:pad_token_id and eos_token_id are the same")
 @pytest.mark.parametrize("pad_token_id", [None, 2], ids=["none", "eos"])
 def test_no_row_is_held_at_zero_without_a_token_only_for_padding(pad_token_id, tmp_path):
     model = tiny_language_model("decoder", pad_token_id=pad_token_id)
