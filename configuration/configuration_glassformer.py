@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 
@@ -47,6 +48,7 @@ CHOICES = {
     "activation": tuple(ACT2FN),
     "embedding_tying": ("three-way", "target-output", "source-target"),
     "pooling": ("mean", "first", "last"),
+    "problem_type": ("regression", "single_label_classification", "multi_label_classification"),
 }
 POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_position_embeddings", "norm_eps", "attention_window",
@@ -58,8 +60,8 @@ DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads, never passed
 ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
 # Constructor arguments that transformers handles itself although they are not fields.
 TRANSFORMERS_KEYS = {
-    "attn_implementation", "experts_implementation", "output_attentions", "torch_dtype", "num_labels", "num_hidden_layers",
-    "name_or_path", "_name_or_path", "per_layer_config", "auto_map", "quantization_config", "model_type", "_commit_hash",
+    "attn_implementation", "experts_implementation", "output_attentions", "dtype", "torch_dtype", "num_labels", "name_or_path",
+    "_name_or_path", "per_layer_config", "auto_map", "quantization_config", "model_type", "_commit_hash",
     "gradient_checkpointing", "tie_last_hidden_states",
 }  # fmt: skip
 LONG_SEQUENCE = 2048  # attention needs memory in proportion to the square of the length
@@ -67,9 +69,10 @@ LONG_SEQUENCE = 2048  # attention needs memory in proportion to the square of th
 
 def one_sentence_errors(config_class):
     """Turns the type errors of `@strict` into a ValueError that says what was expected, in one sentence."""
-    strict_setattr = config_class.__setattr__
+    strict_setattr, strict_validate = config_class.__setattr__, config_class.validate
 
     def __setattr__(self, name: str, value: Any) -> None:
+        name = config_class.attribute_map.get(name, name)  # the check knows fields by their own name only
         try:
             strict_setattr(self, name, value)
         except StrictDataclassFieldValidationError as error:
@@ -77,7 +80,15 @@ def one_sentence_errors(config_class):
             expected = getattr(expected, "__name__", str(expected))
             raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: pass a value of type {expected}.") from error
 
-    config_class.__setattr__ = __setattr__
+    def validate(self) -> None:
+        try:
+            strict_validate(self)
+        except StrictDataclassClassValidationError as error:
+            raise ValueError(str(error.__cause__)) from error
+        except KeyError as error:  # transformers' way to say what a RoPE scaling lacks
+            raise ValueError(f"{error.args[0]}: add it, or choose another rope_type.") from error
+
+    config_class.__setattr__, config_class.validate = __setattr__, validate
     return config_class
 
 
@@ -174,16 +185,22 @@ class GlassformerConfig(PreTrainedConfig):
         self._refuse_unknown(kwargs)
         if self.position_encoding == "rope":
             # Set here and not a field: transformers takes the mere presence of the name for "this model is rotary".
-            self.rope_parameters = kwargs.pop("rope_parameters", None)
+            self.rope_parameters = self._checked_rope_parameters(kwargs.pop("rope_parameters", None))
         elif given := [key for key in ROPE_KEYS if kwargs.get(key) is not None]:
             raise ValueError(
                 f'{given[0]} has no meaning with position_encoding="{self.position_encoding}": drop it or set '
                 f'position_encoding="rope".'
             )
-        if (num_labels := kwargs.get("num_labels")) is not None and num_labels < 1:
+        num_labels = kwargs.get("num_labels", 1)
+        if not isinstance(num_labels, int):
+            raise ValueError(f"num_labels={num_labels!r} is of type {type(num_labels).__name__}: pass a value of type int.")
+        if num_labels < 1:
             raise ValueError(f"num_labels={num_labels} is too small: a head needs at least 1 output.")
 
+        depth = kwargs.pop("num_hidden_layers", None)
         super().__post_init__(**kwargs)  # alternative names reach their fields in here
+        if depth is not None:  # after the layer counts, which say whose depth this is
+            self.num_hidden_layers = depth
 
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
@@ -285,15 +302,33 @@ class GlassformerConfig(PreTrainedConfig):
         known = cls._known_keys()
         if dropped := sorted(key for key in config_dict if key not in known):
             logger.warning(f"GlassformerConfig has no {', '.join(dropped)}: dropped.")
-        return super().from_dict({key: value for key, value in config_dict.items() if key in known}, **kwargs)
+        overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls._field_names()}
+        stored = {key: value for key, value in config_dict.items() if key in known}
+        return super().from_dict(cls._override(stored, overrides), **kwargs)
+
+    @classmethod
+    def _override(cls, stored: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+        """Stored fields, some replaced; what had been derived from the replaced ones is left to be derived again."""
+        replaced = {cls.attribute_map.get(key, key) for key in overrides}
+        if "num_heads" in replaced and stored.get("num_kv_heads") == stored.get("num_heads"):
+            replaced.add("num_kv_heads")
+        if "position_encoding" in replaced:
+            replaced.add("rope_parameters")
+        return {key: value for key, value in stored.items() if cls.attribute_map.get(key, key) not in replaced} | overrides
 
     # Checks
 
     @classmethod
+    def _field_names(cls) -> set[str]:
+        """By either name; `dtype` is transformers' own business."""
+        own = {field.name for field in fields(cls)} - {"dtype"}
+        return own | set(cls.attribute_map) | set(ROPE_KEYS) | {"num_hidden_layers"}
+
+    @classmethod
     def _known_keys(cls) -> set[str]:
-        own = {field.name for field in fields(cls)} | set(cls.attribute_map) | set(ROPE_KEYS)
         # Configs of old checkpoints may carry generation parameters; transformers drops them.
-        return (own | TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())) - set(DERIVED)
+        generation = set(GenerationConfig._get_default_generation_params())
+        return (cls._field_names() | TRANSFORMERS_KEYS | generation) - set(DERIVED)
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         known = self._known_keys() | {"transformers_version"}
@@ -304,6 +339,15 @@ class GlassformerConfig(PreTrainedConfig):
                 nearest = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {nearest[0]}?" if nearest else "see GlassformerConfig for the fields there are."
                 raise ValueError(f"GlassformerConfig has no field {name!r}: {hint}")
+
+    @staticmethod
+    def _checked_rope_parameters(given: Any) -> Any:
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"rope_parameters={given!r} is of type {type(given).__name__}: pass a value of type dict.")
+        kinds = ("default", *ROPE_INIT_FUNCTIONS)
+        if given and (kind := given.get("rope_type", "default")) not in kinds:
+            raise ValueError(f"rope_type={kind!r} is unknown: choose one of {', '.join(kinds)}.")
+        return given
 
     def validate_glassformer(self) -> None:
         for name in POSITIVE:
@@ -318,7 +362,7 @@ class GlassformerConfig(PreTrainedConfig):
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} is not a probability: choose a value in [0, 1).")
         for name, valid in CHOICES.items():
-            if (value := getattr(self, name)) not in valid:
+            if (value := getattr(self, name)) not in valid and (name, value) != ("problem_type", None):
                 raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(valid)}.")
         self._validate_heads()
         self._validate_special_ids()
@@ -371,8 +415,10 @@ class GlassformerConfig(PreTrainedConfig):
     def _warn_about_doubtful_values(self) -> None:
         by_id: dict[int, list[str]] = {}
         for name in SPECIAL_IDS[:-1]:  # decoding often starts with one of the others
-            if isinstance(value := getattr(self, name), int):
-                by_id.setdefault(value, []).append(name)
+            value = getattr(self, name)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is not None:
+                    by_id.setdefault(token_id, []).append(name)
         for token_id, names in by_id.items():
             if len(names) > 1:
                 warnings.warn(f"{' and '.join(names)} are the same id {token_id}.", stacklevel=4)

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
-from .masking import expand_mask
+from .masking import check_boolean, expand_mask
 from .norms import NORMS
 from .positions import rotate
 
@@ -51,6 +51,8 @@ def scaled_dot_product_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)  # [B, H, T, S]; scaled first, or float16 may overflow
     if bias is not None:
+        if not is_tracing(scores) and any(b not in (1, s) for b, s in zip(bias.shape[::-1], scores.shape[::-1])):
+            raise ValueError(f"A bias of shape {list(bias.shape)} does not fit scores of shape {list(scores.shape)}.")
         scores = scores + bias
     if mask is not None:
         batch, heads = (*query.shape[:-2], 1, 1)[:2]
@@ -133,6 +135,9 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, value in {"num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be positive.")
         if d_model % num_heads:
             raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}.")
         if num_heads % num_kv_heads:
@@ -169,6 +174,8 @@ class MultiHeadAttention(nn.Module):
         Without `key` this is self-attention; without `value`, values are read where keys are.
         """
         _check_multi_head_inputs(query, key, value, self.d_model)
+        if self.config is None and mask is not None:
+            check_boolean(mask)  # additive masks come from transformers, which reads the config
         q = self.q_norm(self.split_heads(self.q_proj(query)))  # [B, H, T, K]
         if rotary is not None:
             q = rotate(q, *rotary)

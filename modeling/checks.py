@@ -38,12 +38,12 @@ def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_e
         raise ValueError(f"{name} must be [batch, length], but has the shape {list(input_ids.shape)}.")
     if inputs_embeds is not None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != d_model):
         raise ValueError(f"{embeds_name} must be [batch, length, {d_model}], but has the shape {list(inputs_embeds.shape)}.")
-    for given in (input_ids, inputs_embeds):
+    for given_name, given in ((name, input_ids), (embeds_name, inputs_embeds)):
         if given is not None and not is_tracing(given) and 0 in given.shape[:2]:
-            raise ValueError(f"{name} of shape {list(given.shape[:2])} is empty: pass at least one sequence of one token.")
+            raise ValueError(f"{given_name} of shape {list(given.shape)} is empty: pass at least one sequence of one token.")
 
 
-def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int, heads: int) -> Tensor | None:
     """A padding mask [B, S] must be as long as what it masks; [B, T, S] gets a place for the heads."""
     if not isinstance(mask, Tensor) or is_tracing(mask):
         return mask  # a block mask that was made for the kernel, or nothing
@@ -54,7 +54,8 @@ def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int
                 f"[{batch}, {length}], cached tokens included."
             )
         return mask
-    if mask.dim() not in (3, 4) or mask.shape[0] not in (1, batch):
+    fits = mask.dim() in (3, 4) and mask.shape[0] in (1, batch) and mask.shape[-1] in (1, length)
+    if not fits or (mask.dim() == 4 and mask.shape[1] not in (1, heads)):
         raise ValueError(
             f"{name} has the shape {list(mask.shape)}: pass [B, S]={[batch, length]}, [B, T, S] or [B, 1, T, S], "
             f"True = may attend."
@@ -66,3 +67,18 @@ def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int
 def check_same_batch(name: str, batch: int, other_name: str, other_batch: int) -> None:
     if batch != other_batch:
         raise ValueError(f"{name} has {batch} sequences, {other_name} has {other_batch}: they must come in pairs.")
+
+
+def check_labels(labels: Tensor, hidden: Tensor, vocab_size: int) -> None:
+    """One label for each position, a token id or -100."""
+    if is_tracing(labels) or labels.is_meta:
+        return
+    if labels.shape != hidden.shape[:-1]:
+        positions = list(hidden.shape[:-1])
+        raise ValueError(f"Labels have the shape {list(labels.shape)}, but there are {positions} positions: pass one for each.")
+    low, high = labels.masked_fill(labels == -100, 0).aminmax()
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"Labels go from {int(low)} to {int(high)}, but the vocabulary has {vocab_size} tokens: use -100 where nothing is "
+            f"asked, and the tokenizer that belongs to this model."
+        )

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention
@@ -107,8 +108,8 @@ class Decoder(Stack):
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         slots, key_slots = self.place_in_cache(x, cache)
         if cache is None or not cache.is_compileable:
-            seen = 0 if cache is None else cache.get_seq_length()
-            attention_mask = check_attention_mask(self.mask_name, attention_mask, len(x), seen + x.shape[1])
+            total = x.shape[1] + (0 if cache is None else cache.get_seq_length())
+            attention_mask = check_attention_mask(self.mask_name, attention_mask, len(x), total, self.config.num_heads)
 
         mask = decoder_mask(self.config, x, attention_mask, cache, position_ids)
         memory_mask = self.mask_memory(x, encoder_hidden_states, encoder_attention_mask)
@@ -141,7 +142,14 @@ class Decoder(Stack):
 
     def mask_memory(self, x: Tensor, memory: Tensor | None, memory_mask: Tensor | None):
         if memory is None:
+            if self.config.is_encoder_decoder:
+                raise ValueError("The encoder's output is missing: pass input_ids, inputs_embeds or encoder_outputs.")
             return None
+        if memory.dim() != 3 or memory.shape[-1] != self.config.d_model or not (is_tracing(memory) or memory.shape[1]):
+            raise ValueError(
+                f"The encoder's output must be [batch, length, {self.config.d_model}] and not empty, but has the shape "
+                f"{list(memory.shape)}."
+            )
         check_same_batch(self.ids_name, len(x), "the encoder's output", len(memory))
-        memory_mask = check_attention_mask("attention_mask", memory_mask, len(x), memory.shape[1])
+        memory_mask = check_attention_mask("attention_mask", memory_mask, len(x), memory.shape[1], self.config.num_heads)
         return cross_mask(self.config, x, memory, memory_mask)

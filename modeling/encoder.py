@@ -95,7 +95,7 @@ class Encoder(Stack):
     ) -> BaseModelOutput:
         x = self.embed(input_ids, inputs_embeds)
         batch, length = x.shape[:2]
-        attention_mask = check_attention_mask(self.mask_name, attention_mask, batch, length)
+        attention_mask = check_attention_mask(self.mask_name, attention_mask, batch, length, self.config.num_heads)
         if position_ids is None:
             position_ids = torch.arange(length, device=x.device)[None]
 

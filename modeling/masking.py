@@ -17,6 +17,7 @@ The first half builds masks by hand, for use with the blocks; the second half as
 that the chosen attention kernel wants (a tensor, a block mask, or nothing at all where the kernel knows the pattern).
 """
 
+import functools
 import warnings
 
 import torch
@@ -68,7 +69,7 @@ def combine_masks(*masks: Tensor | None, padding: Tensor | None = None) -> Tenso
     """
     given = [mask for mask in masks if mask is not None]
     for mask in given:
-        _check_boolean(mask)
+        check_boolean(mask)
     plain = [mask for mask in given if mask.dim() == 2]
     if len({mask.shape for mask in plain}) > 1:
         square = [mask for mask in plain if mask.shape[0] == mask.shape[1]]
@@ -78,15 +79,19 @@ def combine_masks(*masks: Tensor | None, padding: Tensor | None = None) -> Tenso
             raise ValueError(f"Masks of shapes {shapes} do not combine: [T, S] masks must agree; pass [B, S] as `padding=`.")
         given = [mask[:, None, :] if mask.dim() == 2 and mask.shape[0] != mask.shape[1] else mask for mask in given]
     if padding is not None:
-        _check_boolean(padding)
+        check_boolean(padding)
+        if padding.dim() != 2:
+            raise ValueError(f"padding must be [B, S], but has the shape {tuple(padding.shape)}.")
         given.append(padding[:, None, :])
     # A [B, T, S] mask meets [B, H, T, S] ones with room for the heads.
     rank = max((mask.dim() for mask in given), default=0)
-    combined = None
-    for mask in given:
-        mask = mask[:, None] if mask.dim() == 3 and rank == 4 else mask
-        combined = mask if combined is None else combined & mask
-    return combined
+    given = [mask[:, None] if mask.dim() == 3 and rank == 4 else mask for mask in given]
+    try:
+        torch.broadcast_shapes(*(mask.shape for mask in given))
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(mask.shape)) for mask in (*masks, padding) if mask is not None)
+        raise ValueError(f"Masks of shapes {shapes} do not combine: [T, S] masks must agree.") from None
+    return functools.reduce(torch.logical_and, given) if given else None
 
 
 def expand_mask(mask: Tensor, batch: int, heads: int, num_queries: int, num_keys: int) -> Tensor:
@@ -96,7 +101,7 @@ def expand_mask(mask: Tensor, batch: int, heads: int, num_queries: int, num_keys
     """
     if is_tracing(mask) and mask.dim() == 4:
         return mask
-    _check_boolean(mask)
+    check_boolean(mask)
     shape = tuple(mask.shape)
     if mask.dim() == 2:
         per_query, per_example = shape == (num_queries, num_keys), shape == (batch, num_keys)
@@ -118,7 +123,7 @@ def expand_mask(mask: Tensor, batch: int, heads: int, num_queries: int, num_keys
     return mask
 
 
-def _check_boolean(mask: Tensor) -> None:
+def check_boolean(mask: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise ValueError(
             f"Masks are boolean, True = may attend, but this one is {mask.dtype}: convert a 0/1 mask with mask.bool(), an "

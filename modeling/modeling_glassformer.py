@@ -31,6 +31,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
+from .checks import check_labels
 from .decoder import Decoder
 from .embeddings import OutputProjection
 from .encoder import Encoder
@@ -170,6 +171,8 @@ class LanguageModelHead(GlassformerPreTrainedModel):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Logits [B, T, V] and loss. `return_logits=False` saves memory: then the loss is all that is computed."""
         smoothing = self.config.label_smoothing if self.training else 0.0
+        if labels is not None:
+            check_labels(labels, hidden, self.config.vocab_size)
         if not return_logits:
             if labels is None:
                 raise ValueError("return_logits=False leaves nothing to return without labels: pass labels too.")
@@ -361,6 +364,11 @@ class GlassformerForSequenceClassification(ClassifierHead):
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
     """One vector a sequence, from its tokens alone and wherever the padding is: [B, S, D] -> [B, D]."""
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has the shape {list(attention_mask.shape)}, which does not tell what to pool: pass "
+            f"{list(hidden.shape[:2])}."
+        )
     if attention_mask is None:
         attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
     tokens = attention_mask.to(hidden.device).bool()

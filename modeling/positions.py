@@ -62,9 +62,10 @@ class LearnedPositionEncoding(nn.Embedding):
         """x [B, T, D], position_ids [B or 1, T], by default 0, 1, 2, ..."""
         if position_ids is None:
             position_ids = torch.arange(x.shape[1], device=x.device)[None]
-        if not is_tracing(position_ids) and not position_ids.is_meta and position_ids.max() >= self.num_embeddings:
+        low, high = (0, 0) if is_tracing(position_ids) or position_ids.is_meta else position_ids.aminmax()
+        if low < 0 or high >= self.num_embeddings:
             raise ValueError(
-                f"Position {int(position_ids.max())} does not exist, for {self.num_embeddings} positions were learned "
+                f"Position {int(low if low < 0 else high)} does not exist, for {self.num_embeddings} positions were learned "
                 f"(0 to {self.num_embeddings - 1}): shorten the sequence, or train with a larger max_position_embeddings or "
                 f"another position_encoding."
             )

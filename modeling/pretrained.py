@@ -39,11 +39,12 @@ class GlassformerPreTrainedModel(PreTrainedModel):
         if getattr(config, "model_type", None) != GlassformerConfig.model_type:
             raise ValueError(f"{type(self).__name__} is built from a GlassformerConfig, not from a {type(config).__name__}.")
         if config.shape not in self.shapes:
-            wanted = " or ".join(f"an {s}" if s[0] == "e" else f"a {s}" for s in self.shapes)
+            both = "encoder-decoder" in self.shapes
+            cure = "set both counts above 0" if both else "set the count of the stack that is not wanted to 0"
             raise ValueError(
-                f"{type(self).__name__} needs {wanted}, but num_encoder_layers={config.num_encoder_layers} and "
-                f"num_decoder_layers={config.num_decoder_layers} make an {config.shape}: set the count of the stack that is "
-                f"not wanted to 0 and of the other above 0."
+                f"{type(self).__name__} needs the shape {' or '.join(self.shapes)}, but num_encoder_layers="
+                f"{config.num_encoder_layers} and num_decoder_layers={config.num_decoder_layers} make the shape "
+                f"{config.shape}: {cure}."
             )
         # Flash kernels take no bias on the scores.
         self._supports_flash_attn = config.position_encoding not in ("alibi", "relative")

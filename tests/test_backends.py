@@ -2,16 +2,18 @@
 
 import copy
 
-import glassformer
 import pytest
 import torch
-from glassformer import causal_mask, combine_masks, window_mask
 from models import SHAPES, VARIANTS, B, H, S, T, V, tiny_config, tiny_language_model
 from torch.export import Dim, export
+from torch.nn import functional as F
 from transformers import EncoderDecoderCache, StaticCache
 from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
+
+import glassformer
+from glassformer import causal_mask, combine_masks, window_mask
 
 
 LAYERS = {"encoder-decoder": 2 + 3 + 3, "encoder": 2, "decoder": 3}  # attention layers: encoder, self and cross
@@ -19,7 +21,7 @@ LAYERS = {"encoder-decoder": 2 + 3 + 3, "encoder": 2, "decoder": 3}  # attention
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_padding = pytest.mark.parametrize("padding", ["none", "right", "left"])
-some_variants = pytest.mark.parametrize("variant", ["modern", "relative", "window-alibi"])
+some_variants = pytest.mark.parametrize("variant", ["relative", "window"])
 
 
 def words(*shape):
@@ -33,27 +35,28 @@ def make_mask(lengths, longest, padding):
 
 
 def make_inputs(shape, padding="right", lengths=((S, 4), (T, 2))):
-    """A batch whose second row is padded; labels on the tokens that are not padding."""
-    (source, target), batch = lengths, len(lengths[0])
-    mask = make_mask(source, S, padding)
-    inputs = {"input_ids": words(batch, S), "attention_mask": mask.long()}
-    predicted = inputs["input_ids"]
+    """A batch of two, the second row padded."""
+    source, target = lengths
+    inputs = {"input_ids": words(B, S), "attention_mask": make_mask(source, S, padding)}
     if shape == "encoder-decoder":
-        mask = make_mask(target, T, padding)
-        inputs |= {"decoder_input_ids": words(batch, T), "decoder_attention_mask": mask.long()}
-        predicted = inputs["decoder_input_ids"]
-    return inputs | {"labels": predicted.masked_fill(~mask, -100)}
+        inputs |= {"decoder_input_ids": words(B, T), "decoder_attention_mask": make_mask(target, T, padding)}
+    return inputs
+
+
+def real(inputs):
+    """Which places of the logits are not padding."""
+    return inputs.get("decoder_attention_mask", inputs["attention_mask"])
 
 
 def real_logits(model, inputs):
-    """Logits of the tokens that are not padding."""
-    return model(**inputs).logits[inputs["labels"] != -100]
+    return model(**inputs).logits[real(inputs)]
 
 
 def loss_and_gradients(model, inputs):
     torch.manual_seed(0)
     model.zero_grad()
-    loss = model(**inputs).loss
+    logits = model(**inputs).logits
+    loss = F.cross_entropy(logits[real(inputs)], words(int(real(inputs).sum())))
     loss.backward()
     return {"loss": loss.detach()} | {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
@@ -113,7 +116,7 @@ def test_the_kernel_can_be_switched_while_the_model_is_in_use(shape):
         assert model.config._attn_implementation == kernel
         outputs[kernel] = model(**inputs, output_attentions=True)
         assert bool(outputs[kernel][maps]) == (kernel == "eager")  # only the textbook formula forms the weights
-    torch.testing.assert_close(outputs["sdpa"].loss, outputs["eager"].loss)
+    torch.testing.assert_close(outputs["sdpa"].logits[real(inputs)], outputs["eager"].logits[real(inputs)])
 
 
 @each_shape
@@ -164,16 +167,17 @@ def test_flash_attention_is_refused_where_scores_have_a_bias(shape, variant):
 def test_attention_maps_are_distributions_over_the_keys_that_may_be_seen(shape, variant, padding):
     model, inputs = tiny_language_model(shape, **VARIANTS[variant], attn_implementation="eager"), make_inputs(shape, padding)
     outputs = model(**inputs, output_attentions=True)
-    window, source = model.config.attention_window, inputs["attention_mask"].bool()
+    window, source = model.config.attention_window, inputs["attention_mask"]
 
     def self_mask(tokens, is_causal):
         length = tokens.shape[1]
         windowed = None if window is None else window_mask(length, window=window)
-        return combine_masks(causal_mask(length) if is_causal else None, windowed, padding=tokens)
+        mask = combine_masks(causal_mask(length) if is_causal else None, windowed, padding=tokens)
+        return mask.expand(B, length, length)
 
     expected = {"attentions": (self_mask(source, is_causal=shape == "decoder"), LAYERS[shape])}
     if shape == "encoder-decoder":
-        target = inputs["decoder_attention_mask"].bool()
+        target = inputs["decoder_attention_mask"]
         expected = {
             "encoder_attentions": (self_mask(source, is_causal=False), 2),
             "decoder_attentions": (self_mask(target, is_causal=True), 3),
@@ -181,12 +185,11 @@ def test_attention_maps_are_distributions_over_the_keys_that_may_be_seen(shape, 
         }
     for name, (mask, num_layers) in expected.items():
         assert len(outputs[name]) == num_layers
-        mask = mask.broadcast_to(B, *mask.shape[-2:] if mask.shape[-2] > 1 else (S, S))[:, None]  # [B, 1, T, S]
         for weights in outputs[name]:
-            assert weights.shape == (B, H, *mask.shape[-2:])
-            assert torch.equal(weights > 0, mask.expand_as(weights))
-            # A query before all tokens of a row padded on the left sees nothing.
-            torch.testing.assert_close(weights.sum(-1), mask.any(-1).float().expand(weights.shape[:-1]))
+            mask_of_heads = mask[:, None].expand(B, H, *mask.shape[1:])
+            assert torch.equal(weights > 0, mask_of_heads)
+            # Padding on the left of a decoder's row sees nothing.
+            torch.testing.assert_close(weights.sum(-1), mask_of_heads.any(-1).float())
 
 
 # Rows that are padding from end to end
@@ -232,8 +235,8 @@ def test_half_precision_stays_close_to_full_precision(shape, variant, kernel, dt
     outputs = model(**inputs)
     assert outputs.logits.dtype == dtype
     assert outputs.logits.isfinite().all()
-    error = (real_logits(model, inputs).float() - expected).abs().max() / expected.abs().max()
-    print("ERR", dtype, float(error))
+    error = (outputs.logits[real(inputs)].float() - expected).abs().max() / expected.abs().max()
+    assert error < 8 * torch.finfo(dtype).eps
 
 
 # Compiled
@@ -250,7 +253,7 @@ def assert_compiled_equals_eager(model, inputs, backend):
 @torch.no_grad()
 def test_the_forward_compiles_into_one_graph(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
-    assert_compiled_equals_eager(model, make_inputs(shape), "aot_eager")
+    assert_compiled_equals_eager(model, make_inputs(shape), "eager")
 
 
 @pytest.mark.slow
@@ -262,7 +265,7 @@ def test_the_compiled_forward_gives_the_same_logits(shape, variant):
 
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-@pytest.mark.parametrize("variant", ["modern", "window-alibi"])
+@some_variants
 @torch.no_grad()
 def test_a_step_with_a_static_cache_compiles_into_one_graph(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -299,7 +302,7 @@ def export_inputs(shape, batch, source, target, padding="right"):
     lengths = Dim("batch", min=2, max=9), Dim("source", min=2, max=32), Dim("target", min=2, max=32)
     mask = make_mask([source] + [source // 2] * (batch - 1), source, padding)
     inputs = {"input_ids": words(batch, source), "attention_mask": mask}
-    sizes = dict.fromkeys(inputs, {0: lengths[0], 1: lengths[1]})
+    sizes = {name: {0: lengths[0], 1: lengths[1]} for name in inputs}
     if shape == "encoder-decoder":
         inputs["decoder_input_ids"] = words(batch, target)
         sizes["decoder_input_ids"] = {0: lengths[0], 1: lengths[2]}
@@ -310,7 +313,7 @@ def export_inputs(shape, batch, source, target, padding="right"):
 
 
 @each_shape
-@some_variants
+@each_variant
 @torch.no_grad()
 def test_an_exported_model_gives_the_same_logits(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -329,7 +332,7 @@ def test_an_exported_model_takes_other_batches_and_lengths(shape, variant):
     assert_exported_equals_model(model, sample, others, sizes)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("pooling", ["first", "last"])
 @torch.no_grad()
 def test_an_exported_classifier_takes_other_batches_and_lengths(pooling):
     config = tiny_config("encoder", pooling=pooling, num_labels=3, **shallow("encoder"))
@@ -340,7 +343,7 @@ def test_an_exported_classifier_takes_other_batches_and_lengths(pooling):
 
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-@pytest.mark.parametrize("variant", ["modern", "relative", "window-alibi"])
+@some_variants
 @torch.no_grad()
 def test_an_exported_step_reads_its_cache(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
