@@ -421,12 +421,12 @@ class GlassformerConfig(PreTrainedConfig):
                     by_id.setdefault(token_id, []).append(name)
         for token_id, names in by_id.items():
             if len(names) > 1:
-                warnings.warn(f"{' and '.join(names)} are the same id {token_id}.", stacklevel=4)
+                warnings.warn(f"{' and '.join(names)} are the same id {token_id}.", stacklevel=5)
         if self.max_position_embeddings > LONG_SEQUENCE:
             warnings.warn(
                 f"max_position_embeddings={self.max_position_embeddings} is long: attention needs memory in proportion to "
                 f"the square of the length.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

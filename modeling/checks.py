@@ -34,6 +34,9 @@ def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_e
     if (input_ids is None) == (inputs_embeds is None):
         what = f"neither {name} nor {embeds_name}" if input_ids is None else f"both {name} and {embeds_name}"
         raise ValueError(f"Got {what}: pass exactly one of them.")
+    for given_name, given in ((name, input_ids), (embeds_name, inputs_embeds)):
+        if given is not None and not isinstance(given, Tensor):
+            raise ValueError(f"{given_name} must be a tensor, not {type(given).__name__}: convert it with torch.tensor(...).")
     if input_ids is not None and input_ids.dim() != 2:
         raise ValueError(f"{name} must be [batch, length], but has the shape {list(input_ids.shape)}.")
     if inputs_embeds is not None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != d_model):
@@ -62,6 +65,16 @@ def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int
         )
     mask = mask[:, None] if mask.dim() == 3 else mask
     return mask if mask.is_floating_point() else mask.bool()
+
+
+def check_position_ids(position_ids: Tensor | None, batch: int, length: int) -> None:
+    if position_ids is None or is_tracing(position_ids):
+        return
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
+        raise ValueError(
+            f"Position ids have the shape {list(position_ids.shape)}, but there are {batch} sequences of {length} tokens: pass "
+            f"[{batch}, {length}] or [1, {length}]."
+        )
 
 
 def check_same_batch(name: str, batch: int, other_name: str, other_batch: int) -> None:

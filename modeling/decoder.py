@@ -20,7 +20,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention
-from .checks import check_attention_mask, check_same_batch
+from .checks import check_attention_mask, check_position_ids, check_same_batch
 from .encoder import make_attention, make_feed_forward
 from .masking import cross_mask, decoder_mask
 from .stack import RESIDUALS, Stack, make_norm
@@ -103,6 +103,7 @@ class Decoder(Stack):
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         x = self.embed(input_ids, inputs_embeds)
+        check_position_ids(position_ids, *x.shape[:2])
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)

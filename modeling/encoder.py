@@ -15,7 +15,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import MultiHeadAttention
-from .checks import check_attention_mask
+from .checks import check_attention_mask, check_position_ids
 from .feed_forward import FeedForward
 from .masking import encoder_mask
 from .stack import RESIDUALS, Stack, make_norm
@@ -96,6 +96,7 @@ class Encoder(Stack):
         x = self.embed(input_ids, inputs_embeds)
         batch, length = x.shape[:2]
         attention_mask = check_attention_mask(self.mask_name, attention_mask, batch, length, self.config.num_heads)
+        check_position_ids(position_ids, batch, length)
         if position_ids is None:
             position_ids = torch.arange(length, device=x.device)[None]
 

@@ -131,6 +131,12 @@ def check_boolean(mask: Tensor) -> None:
         )
 
 
+def visible_keys(mask: Tensor) -> Tensor:
+    """Which keys some query may attend to, of a mask [B, T, S] or [B, H, T, S], boolean or additive: [B, S]."""
+    mask = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask.bool()
+    return mask.flatten(1, -2).any(1)
+
+
 # The same masks, made by transformers for the attention kernel in use
 
 

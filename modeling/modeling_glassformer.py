@@ -36,7 +36,7 @@ from .decoder import Decoder
 from .embeddings import OutputProjection
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
-from .masking import padding_mask
+from .masking import padding_mask, visible_keys
 from .pretrained import GlassformerPreTrainedModel
 
 
@@ -103,6 +103,8 @@ class GlassformerModel(GlassformerPreTrainedModel):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs)))
 
+        if attention_mask is not None and attention_mask.dim() > 2:
+            attention_mask = visible_keys(attention_mask)  # who sees whom within the source is the encoder's affair
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError("The decoder got no input: pass decoder_input_ids (or labels, to a model with a head).")
         outputs = self.decoder(

@@ -21,7 +21,12 @@ LAYERS = {"encoder-decoder": 2 + 3 + 3, "encoder": 2, "decoder": 3}  # attention
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_padding = pytest.mark.parametrize("padding", ["none", "right", "left"])
-some_variants = pytest.mark.parametrize("variant", ["relative", "window"])
+
+
+def variants_with_slow(*fast):
+    """Every variant, but all except the named ones only in the slow run: tracing takes seconds."""
+    cases = [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in VARIANTS]
+    return pytest.mark.parametrize("variant", cases)
 
 
 def words(*shape):
@@ -249,7 +254,7 @@ def assert_compiled_equals_eager(model, inputs, backend):
 
 
 @each_shape
-@some_variants
+@variants_with_slow("relative")
 @torch.no_grad()
 def test_the_forward_compiles_into_one_graph(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -265,7 +270,7 @@ def test_the_compiled_forward_gives_the_same_logits(shape, variant):
 
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-@some_variants
+@variants_with_slow("window")
 @torch.no_grad()
 def test_a_step_with_a_static_cache_compiles_into_one_graph(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -313,7 +318,7 @@ def export_inputs(shape, batch, source, target, padding="right"):
 
 
 @each_shape
-@each_variant
+@variants_with_slow("relative", "window")
 @torch.no_grad()
 def test_an_exported_model_gives_the_same_logits(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -323,7 +328,7 @@ def test_an_exported_model_gives_the_same_logits(shape, variant):
 
 
 @each_shape
-@some_variants
+@variants_with_slow("relative")
 @torch.no_grad()
 def test_an_exported_model_takes_other_batches_and_lengths(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -343,7 +348,7 @@ def test_an_exported_classifier_takes_other_batches_and_lengths(pooling):
 
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-@some_variants
+@variants_with_slow("relative", "window")
 @torch.no_grad()
 def test_an_exported_step_reads_its_cache(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))

@@ -305,7 +305,7 @@ def test_damaged_weights_are_named(folder, damage):
 @pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: loader.__name__)
 def test_missing_weights_are_named(folder, loader):
     (folder / "model.safetensors").unlink()
-    with pytest.raises(OSError, match="model.safetensors"):  # as for every model of transformers
+    with pytest.raises(OSError, match=r"model\.safetensors"):  # as for every model of transformers
         loader.from_pretrained(folder)
 
 
@@ -430,3 +430,20 @@ def test_checks_of_values_are_left_out_of_a_compiled_graph(shape):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_positions_of_another_length_or_batch_are_refused(shape):
+    model = tiny_language_model(shape)
+    for rows, length in ((B, S + 1), (B + 1, S)):
+        with refused("Position ids", [rows, length], f"{B} sequences of {S} tokens"):
+            model.model(ids(B, S), position_ids=torch.zeros(rows, length, dtype=torch.long), **decoder_ids(shape))
+
+
+def decoder_ids(shape: str) -> dict:
+    return {"decoder_input_ids": ids(B, T)} if shape == "encoder-decoder" else {}
+
+
+def test_ids_that_are_no_tensor_are_refused():
+    with refused("input_ids", "tensor", "list", "torch.tensor"):
+        tiny_language_model("encoder").model([[5, 6, 7]], attention_mask=torch.ones(1, 3))

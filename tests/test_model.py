@@ -287,3 +287,16 @@ def test_blocking_the_pad_row_changes_no_other_gradient():
             assert_close(parameter.grad[1:], free[name][1:])
         else:
             assert_close(parameter.grad, free[name], msg=name)
+
+
+def test_a_mask_between_source_tokens_stays_in_the_encoder():
+    """Cross-attention sees every source token that somebody in the source sees."""
+    model, source, target = tiny_language_model(), ids(), ids(length=T)
+    among_source = torch.ones(B, S, S, dtype=torch.bool).tril()
+    among_source[:, :, S - 2 :] = False  # two tokens that nobody sees are padding
+    encoded = model.get_encoder()(source, among_source)
+    padding = torch.arange(S).expand(B, S) < S - 2
+    expected = model(encoder_outputs=encoded, attention_mask=padding, decoder_input_ids=target).logits
+    assert_close(model(source, attention_mask=among_source, decoder_input_ids=target).logits, expected)
+    additive = torch.where(among_source, 0.0, torch.finfo(torch.float32).min)[:, None]
+    assert_close(model(source, attention_mask=additive, decoder_input_ids=target).logits, expected)
