@@ -366,6 +366,8 @@ class GlassformerConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(valid)}.")
         self._validate_heads()
         self._validate_special_ids()
+        if self.attention_window == 1:
+            raise ValueError("attention_window=1 lets a token see itself alone: choose at least 2, or None for no window.")
         if self.shape == "decoder" and self.pooling == "first":
             raise ValueError(
                 'pooling="first" is blind in a decoder, whose first token sees only itself: choose "last" or "mean".'

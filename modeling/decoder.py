@@ -110,7 +110,7 @@ class Decoder(Stack):
         slots, key_slots = self.place_in_cache(x, cache)
         if cache is None or not cache.is_compileable:
             total = x.shape[1] + (0 if cache is None else cache.get_seq_length())
-            attention_mask = check_attention_mask(self.mask_name, attention_mask, len(x), total, self.config.num_heads)
+            attention_mask = check_attention_mask(self.mask_name, attention_mask, x.shape[0], total, self.config.num_heads)
 
         mask = decoder_mask(self.config, x, attention_mask, cache, position_ids)
         memory_mask = self.mask_memory(x, encoder_hidden_states, encoder_attention_mask)
@@ -151,6 +151,6 @@ class Decoder(Stack):
                 f"The encoder's output must be [batch, length, {self.config.d_model}] and not empty, but has the shape "
                 f"{list(memory.shape)}."
             )
-        check_same_batch(self.ids_name, len(x), "the encoder's output", len(memory))
-        memory_mask = check_attention_mask("attention_mask", memory_mask, len(x), memory.shape[1], self.config.num_heads)
+        check_same_batch(self.ids_name, x.shape[0], "the encoder's output", memory.shape[0])
+        memory_mask = check_attention_mask("attention_mask", memory_mask, x.shape[0], memory.shape[1], self.config.num_heads)
         return cross_mask(self.config, x, memory, memory_mask)

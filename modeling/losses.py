@@ -28,7 +28,7 @@ def shift_right(labels: Tensor, start_token_id: int | None, pad_token_id: int | 
     """Teacher forcing: the decoder reads [start, A, B, C] while it is asked for [A, B, C, end]."""
     if start_token_id is None:
         raise ValueError("decoder_start_token_id is None: set it in the config, or pass decoder_input_ids yourself.")
-    start = labels.new_full((len(labels), 1), start_token_id)
+    start = labels.new_full((labels.shape[0], 1), start_token_id)
     shifted = torch.cat((start, labels[:, :-1]), dim=1)
     return shifted.masked_fill(shifted == IGNORED, 0 if pad_token_id is None else pad_token_id)
 

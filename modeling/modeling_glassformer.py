@@ -379,7 +379,7 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
     places = torch.arange(hidden.shape[1], device=hidden.device)
     place = (places * tokens).argmax(1) if how == "last" else tokens.int().argmax(1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), place]
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), place]
 
 
 class GlassformerForTokenClassification(ClassifierHead):

@@ -58,7 +58,7 @@ class LayerDrop(nn.Module):
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return after
-        keep = torch.rand(len(after), 1, 1, device=after.device) >= self.p
+        keep = torch.rand(after.shape[0], 1, 1, device=after.device) >= self.p
         return torch.where(keep, after, before)
 
 
@@ -128,5 +128,5 @@ class Stack(GlassformerPreTrainedModel):
             return None, rotary
         bias = self.position_bias(*(key_slots or (position_ids,))).to(x.dtype)
         if self.config._attn_implementation == "flex_attention":  # which indexes the bias by example
-            bias = bias.expand(len(x), -1, -1, -1)
+            bias = bias.expand(x.shape[0], -1, -1, -1)
         return bias, rotary

@@ -368,6 +368,7 @@ MISTAKES = {
         {"problem_type": "ranking"},
         ["problem_type='ranking'", "regression", "single_label_classification", "multi_label_classification"],
     ),
+    "window-of-one": ({"attention_window": 1}, ["attention_window=1", "at least 2"]),
     "first-token-of-decoder": ({"num_encoder_layers": 0, "pooling": "first"}, ['pooling="first"', '"last"', '"mean"']),
     "typo": ({"d_modle": 64}, ["'d_modle'", "did you mean d_model?"]),
     "typo-in-their-name": ({"hiden_size": 64}, ["'hiden_size'", "did you mean hidden_size?"]),

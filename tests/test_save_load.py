@@ -282,6 +282,16 @@ def test_all_three_tables_follow_a_resize(tying, size, tmp_path):
     assert torch.equal(outputs(loaded, input_ids=last, decoder_input_ids=last)[0], logits)
 
 
+@each_tying
+@pytest.mark.parametrize("around_the_mean", [True, False], ids=["mean", "random"])
+def test_new_rows_begin_in_every_table_as_asked(tying, around_the_mean):
+    model = tiny_language_model(**TYING[tying])
+    model.resize_token_embeddings(V + 6, mean_resizing=around_the_mean)
+    for name, table in model.state_dict().items():
+        if "embed_tokens" in name or "lm_head" in name:
+            assert (table[V:].std(0).mean() < 1e-3) == around_the_mean, name
+
+
 @each_head
 def test_every_model_can_be_resized(head, shape):
     for choice in TYING.values():
