@@ -12,7 +12,7 @@ quickstart:
 	@echo "make quickstart: the training code that it needs is not here yet"; exit 1
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --cov=glassformer --cov-report=term:skip-covered --cov-fail-under=95
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov=glassformer --cov-report=term:skip-covered --cov-fail-under=95
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -48,7 +48,7 @@ class OutputProjection(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
         # A shard of a tensor-parallel matrix has rows of its own.
-        if self.zero_row is not None and self.training and len(weight) == self.out_features:
+        if self.zero_row is not None and torch.is_grad_enabled() and len(weight) == self.out_features:
             weight = _KeepRowZero.apply(weight, self.zero_row)
         return F.linear(x, weight, self.bias)
 

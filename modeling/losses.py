@@ -117,12 +117,18 @@ def span_loss(
     end_logits: Tensor,
     start_positions: Tensor,
     end_positions: Tensor,
+    tokens: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Where an answer starts and where it ends, [B, T] against [B]; answers outside the sequence do not count."""
+    """Where an answer starts and where it ends, [B, T] against [B]; answers outside the sequence do not count.
+
+    No answer is at padding, where the mask `tokens` [B, T] is False.
+    """
 
     def loss(logits: Tensor, positions: Tensor) -> Tensor:
         positions = positions.view(-1)
+        if tokens is not None and tokens.dim() == 2:
+            logits = logits.masked_fill(~tokens.bool(), torch.finfo(logits.dtype).min)
         inside = (positions >= 0) & (positions < logits.shape[1])
         return cross_entropy(logits, positions.masked_fill(~inside, IGNORED), num_items_in_batch=num_items_in_batch)
 

@@ -36,7 +36,7 @@ from .decoder import Decoder
 from .embeddings import OutputProjection
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
-from .masking import padding_mask, visible_keys
+from .masking import visible_keys
 from .pretrained import GlassformerPreTrainedModel
 
 
@@ -91,8 +91,7 @@ class GlassformerModel(GlassformerPreTrainedModel):
                 attentions=outputs.attentions,
             )
 
-        if attention_mask is None and input_ids is not None and self.config.padding_idx is not None:
-            attention_mask = padding_mask(input_ids, self.config.padding_idx)
+        attention_mask = self.token_mask(input_ids, attention_mask)
         if encoder_outputs is None:
             if self.decoder is not None and input_ids is None and inputs_embeds is None:
                 raise ValueError("The encoder got no input: pass input_ids, inputs_embeds or encoder_outputs.")
@@ -324,12 +323,12 @@ class ClassifierHead(GlassformerPreTrainedModel):
 
     shapes = ("encoder", "decoder")
 
-    def __init__(self, config, num_outputs: int | None = None):
+    def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = GlassformerModel(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.d_model, config.num_labels if num_outputs is None else num_outputs)
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
         self.post_init()
 
 
@@ -351,9 +350,8 @@ class GlassformerForSequenceClassification(ClassifierHead):
     ) -> SequenceClassifierOutput:
         """Ids [B, S] -> logits [B, num_labels]; what `labels` are is said by the config's `problem_type`, or by their dtype."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        if attention_mask is None and input_ids is not None and self.config.padding_idx is not None:
-            attention_mask = padding_mask(input_ids, self.config.padding_idx)
-        pooled = pool(outputs.last_hidden_state, attention_mask, self.config.pooling)
+        tokens = self.token_mask(input_ids, attention_mask)
+        pooled = pool(outputs.last_hidden_state, tokens, self.config.pooling)
         logits = self.classifier(self.dropout(pooled))
         loss = None
         if labels is not None:
@@ -364,16 +362,15 @@ class GlassformerForSequenceClassification(ClassifierHead):
         )
 
 
-def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
+def pool(hidden: Tensor, tokens: Tensor | None, how: str) -> Tensor:
     """One vector a sequence, from its tokens alone and wherever the padding is: [B, S, D] -> [B, D]."""
-    if attention_mask is not None and attention_mask.dim() != 2:
+    if tokens is not None and tokens.dim() != 2:
         raise ValueError(
-            f"attention_mask has the shape {list(attention_mask.shape)}, which does not tell what to pool: pass "
-            f"{list(hidden.shape[:2])}."
+            f"attention_mask has the shape {list(tokens.shape)}, which does not tell what to pool: pass {list(hidden.shape[:2])}."
         )
-    if attention_mask is None:
-        attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
-    tokens = attention_mask.to(hidden.device).bool()
+    if tokens is None:
+        tokens = torch.ones(hidden.shape[:2], device=hidden.device)
+    tokens = tokens.to(hidden.device).bool()
     if how == "mean":
         weights = tokens.to(hidden.dtype)[..., None]
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
@@ -408,13 +405,19 @@ class GlassformerForTokenClassification(ClassifierHead):
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
-class GlassformerForQuestionAnswering(ClassifierHead):
+class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
     """Where in the text the answer starts and ends."""
 
     _auto_class = "AutoModelForQuestionAnswering"  # its code is saved beside its weights
 
+    shapes = ("encoder", "decoder")
+
     def __init__(self, config):
-        super().__init__(config, num_outputs=2)
+        super().__init__(config)
+        self.model = GlassformerModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.qa_outputs = nn.Linear(config.d_model, 2)  # the name by which PEFT knows what to train beside its adapters
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -430,10 +433,11 @@ class GlassformerForQuestionAnswering(ClassifierHead):
     ) -> QuestionAnsweringModelOutput:
         """Ids [B, S] -> start and end logits, each [B, S]; positions are [B]."""
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        start_logits, end_logits = self.classifier(self.dropout(outputs.last_hidden_state)).unbind(-1)
+        start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch)
+            tokens = self.token_mask(input_ids, attention_mask)
+            loss = span_loss(start_logits, end_logits, start_positions, end_positions, tokens, num_items_in_batch)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,

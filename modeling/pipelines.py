@@ -114,8 +114,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         if not self.tokenizer.is_fast:
             raise ValueError("Answers are cut out by character, which a slow tokenizer does not count: load a fast one.")
         if max_seq_len is None:
-            max_seq_len = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings, 384)
-        room = max_seq_len - len(self.tokenizer(question, "")["input_ids"])
+            longest = getattr(self.model.config, "max_position_embeddings", 384)
+            max_seq_len = min(self.tokenizer.model_max_length, longest, 384)
+        specials = self.tokenizer.num_special_tokens_to_add(pair=True)
+        room = max_seq_len - specials - len(self.tokenizer(question, add_special_tokens=False)["input_ids"])
         if room < 1:
             raise ValueError(f"The question fills all {max_seq_len} tokens of a window: shorten it, or raise max_seq_len.")
         encoded = self.tokenizer(

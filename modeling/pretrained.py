@@ -9,12 +9,13 @@
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
 from .embeddings import OutputProjection
+from .masking import padding_mask
 from .norms import RMSNorm
 from .positions import AlibiBias, RotaryPositionEncoding
 
@@ -50,6 +51,12 @@ class GlassformerPreTrainedModel(PreTrainedModel):
         self._supports_flash_attn = config.position_encoding not in ("alibi", "relative")
         super().__init__(config, *args, **kwargs)
 
+    def token_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """The mask that was given or, for ids with a pad token of their own, one that hides it."""
+        if attention_mask is None and input_ids is not None and self.config.padding_idx is not None:
+            return padding_mask(input_ids, self.config.padding_idx)
+        return attention_mask
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
@@ -72,12 +79,12 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             for buffer, value in module.build_buffers():
                 init.copy_(buffer, value)
 
-    def _resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True) -> nn.Module:
         """One vocabulary, so a target table that is not the source table grows or shrinks with it."""
-        embeddings = super()._resize_token_embeddings(*args, **kwargs)
+        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         if self.config.is_encoder_decoder:
-            decoder = self.get_decoder()
-            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, embeddings.num_embeddings)
+            decoder, size = self.get_decoder(), embeddings.num_embeddings
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size, mean_resizing=mean_resizing)
         return embeddings
 
     def save_pretrained(self, save_directory, **kwargs) -> None:

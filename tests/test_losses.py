@@ -133,3 +133,9 @@ def test_answers_outside_the_sequence_do_not_count():
     assert_close(span_loss(start, end, torch.tensor([1, 2, 9]), torch.tensor([3, 2, -1])), inside)
     expected = F.cross_entropy(start[:2], torch.tensor([1, 2])) + F.cross_entropy(end[:2], torch.tensor([3, 2]))
     assert_close(inside, expected / 2)
+
+
+def test_padding_is_no_place_for_an_answer():
+    start, end, first, last = torch.randn(2, 5), torch.randn(2, 5), torch.tensor([1, 0]), torch.tensor([2, 1])
+    tokens = torch.tensor([[1, 1, 1, 0, 0]] * 2)
+    assert_close(span_loss(start, end, first, last, tokens), span_loss(start[:, :3], end[:, :3], first, last))
