@@ -191,11 +191,7 @@ class GlassformerConfig(PreTrainedConfig):
                 f'{given[0]} has no meaning with position_encoding="{self.position_encoding}": drop it or set '
                 f'position_encoding="rope".'
             )
-        num_labels = kwargs.get("num_labels", 1)
-        if not isinstance(num_labels, int):
-            raise ValueError(f"num_labels={num_labels!r} is of type {type(num_labels).__name__}: pass a value of type int.")
-        if num_labels < 1:
-            raise ValueError(f"num_labels={num_labels} is too small: a head needs at least 1 output.")
+        self._check_num_labels(kwargs.get("num_labels"))
 
         depth = kwargs.pop("num_hidden_layers", None)
         super().__post_init__(**kwargs)  # alternative names reach their fields in here
@@ -341,13 +337,20 @@ class GlassformerConfig(PreTrainedConfig):
                 raise ValueError(f"GlassformerConfig has no field {name!r}: {hint}")
 
     @staticmethod
-    def _checked_rope_parameters(given: Any) -> Any:
+    def _check_num_labels(num_labels: Any) -> None:
+        if num_labels is not None and not isinstance(num_labels, int):
+            raise ValueError(f"num_labels={num_labels!r} is of type {type(num_labels).__name__}: pass a value of type int.")
+        if num_labels is not None and num_labels < 1:
+            raise ValueError(f"num_labels={num_labels} is too small: a head needs at least 1 output.")
+
+    @staticmethod
+    def _checked_rope_parameters(given: Any) -> dict[str, Any] | None:
         if given is not None and not isinstance(given, dict):
             raise ValueError(f"rope_parameters={given!r} is of type {type(given).__name__}: pass a value of type dict.")
         kinds = ("default", *ROPE_INIT_FUNCTIONS)
         if given and (kind := given.get("rope_type", "default")) not in kinds:
             raise ValueError(f"rope_type={kind!r} is unknown: choose one of {', '.join(kinds)}.")
-        return given
+        return given and dict(given)  # transformers adds to it, which is no business of the caller's
 
     def validate_glassformer(self) -> None:
         for name in POSITIVE:
