@@ -1,4 +1,4 @@
-"""The configuration of glassformer models, and the named presets and recipes beside it."""
+"""The configuration of glassformer models, with named presets beside it."""
 
 from .configuration_glassformer import GlassformerConfig
 

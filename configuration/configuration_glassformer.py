@@ -54,6 +54,7 @@ POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_position_embeddings", "norm_eps", "attention_window",
     "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
 )  # fmt: skip
+LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "layer_drop", "label_smoothing")
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
 DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads, never passed
@@ -75,6 +76,8 @@ def one_sentence_errors(config_class):
         name = config_class.attribute_map.get(name, name)  # the check knows fields by their own name only
         try:
             strict_setattr(self, name, value)
+            if name in LAYER_COUNTS and hasattr(self, "num_decoder_layers"):
+                strict_setattr(self, "is_encoder_decoder", self.shape == "encoder-decoder")
         except StrictDataclassFieldValidationError as error:
             expected = config_class.__annotations__.get(name, config_class.__dataclass_fields__[name].type)
             expected = getattr(expected, "__name__", str(expected))
@@ -202,7 +205,7 @@ class GlassformerConfig(PreTrainedConfig):
             self.num_kv_heads = self.num_heads
         if self.pooling is None:
             self.pooling = "last" if self.shape == "decoder" else "mean"
-        self.is_encoder_decoder = self.shape == "encoder-decoder"
+        self.is_encoder_decoder = self.shape == "encoder-decoder"  # whatever was passed
         if self.is_encoder_decoder and self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.bos_token_id
         self.validate_glassformer()
@@ -296,7 +299,9 @@ class GlassformerConfig(PreTrainedConfig):
                 f"AutoModel, which pick the class that fits."
             )
         known = cls._known_keys()
-        if dropped := sorted(key for key in config_dict if key not in known):
+        # Configs of old checkpoints may carry generation parameters, which live elsewhere now: no news to the reader.
+        generation = set(GenerationConfig._get_default_generation_params())
+        if dropped := sorted(key for key in config_dict if key not in known | generation):
             logger.warning(f"GlassformerConfig has no {', '.join(dropped)}: dropped.")
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls._field_names()}
         stored = {key: value for key, value in config_dict.items() if key in known}
@@ -322,9 +327,7 @@ class GlassformerConfig(PreTrainedConfig):
 
     @classmethod
     def _known_keys(cls) -> set[str]:
-        # Configs of old checkpoints may carry generation parameters; transformers drops them.
-        generation = set(GenerationConfig._get_default_generation_params())
-        return (cls._field_names() | TRANSFORMERS_KEYS | generation) - set(DERIVED)
+        return (cls._field_names() | TRANSFORMERS_KEYS) - set(DERIVED)
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         known = self._known_keys() | {"transformers_version"}
@@ -356,7 +359,7 @@ class GlassformerConfig(PreTrainedConfig):
         for name in POSITIVE:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive.")
-        for name in ("num_encoder_layers", "num_decoder_layers"):
+        for name in LAYER_COUNTS:
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}={value} must not be negative: use 0 to leave that stack out.")
         if not self.num_encoder_layers and not self.num_decoder_layers:
@@ -401,6 +404,12 @@ class GlassformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"RoPE rotates pairs, but a head is {self.d_k} wide (d_model={self.d_model}, num_heads={self.num_heads}): "
                 f"choose sizes that give an even width."
+            )
+        rotated = (getattr(self, "rope_parameters", None) or {}).get("partial_rotary_factor")
+        if rotated is not None and not (0 < rotated <= 1 and int(self.d_k * rotated) in range(2, self.d_k + 1, 2)):
+            raise ValueError(
+                f"partial_rotary_factor={rotated} of a head {self.d_k} wide does not make pairs: choose one in (0, 1] that "
+                f"gives an even number."
             )
         if self.position_encoding == "sinusoidal" and self.d_model % 2:
             raise ValueError(

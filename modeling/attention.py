@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
-from .masking import check_boolean, expand_mask
+from .masking import causal_mask, check_boolean, expand_mask
 from .norms import NORMS
 from .positions import rotate
 
@@ -92,6 +92,8 @@ def eager_attention_forward(
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
     """The textbook formula behind the signature of transformers' attention functions: [B, H, T, K] -> [B, T, H, K]."""
+    if attention_mask is None and module.is_causal:
+        attention_mask = causal_mask(query.shape[2], key.shape[2], device=query.device)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # each key/value head serves a group of query heads
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -114,12 +116,9 @@ class MultiHeadAttention(nn.Module):
         qk_norm: name of a norm applied to each head's queries and keys, None for none.
         config: names the attention function by `_attn_implementation`; without a config it is the textbook one.
         layer_idx: where this layer's keys and values are kept in a cache.
+        is_causal: whether "no mask" means "causal", as in a decoder's self-attention.
+        window: how far self-attention looks, for kernels that take this as a number beside the mask.
     """
-
-    # Tells sdpa and flash attention that in a decoder's self-attention "no mask" means "causal".
-    is_causal = False
-    # How far self-attention looks, for the kernels that take this as a number.
-    window: int | None = None
 
     def __init__(
         self,
@@ -132,6 +131,8 @@ class MultiHeadAttention(nn.Module):
         norm_eps: float = 1e-6,
         config=None,
         layer_idx: int | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -150,6 +151,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         self.config = config
         self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.window = window
 
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)
         self.k_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
@@ -174,8 +177,6 @@ class MultiHeadAttention(nn.Module):
         Without `key` this is self-attention; without `value`, values are read where keys are.
         """
         _check_multi_head_inputs(query, key, value, self.d_model)
-        if self.config is None and mask is not None:
-            check_boolean(mask)  # additive masks come from transformers, which reads the config
         q = self.q_norm(self.split_heads(self.q_proj(query)))  # [B, H, T, K]
         if rotary is not None:
             q = rotate(q, *rotary)
@@ -185,7 +186,10 @@ class MultiHeadAttention(nn.Module):
                 k, v = _self_cache(past_key_values).update(k, v, self.layer_idx)
         else:
             k, v = self.memory_keys_and_values(key, key if value is None else value, past_key_values)
-        output, weights = self.attention_function(
+        if isinstance(mask, Tensor) and not self.implementation.startswith("flash"):  # which reads [B, S] itself
+            mask = self.place_mask(mask, q, k)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
+        output, weights = function(
             self,
             q,
             k,
@@ -219,11 +223,17 @@ class MultiHeadAttention(nn.Module):
         cache.is_updated[self.layer_idx] = True
         return memory_cache.update(*self.keys_and_values(key, value), self.layer_idx)
 
-    @property
-    def attention_function(self):
+    def place_mask(self, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """A mask of any accepted shape -> [B, 1 or H, T, S]. Additive masks come from transformers, never without a config."""
         if self.config is None:
-            return eager_attention_forward
-        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+            check_boolean(mask)
+        if mask.dim() == 4:
+            return mask
+        return expand_mask(mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+    @property
+    def implementation(self) -> str:
+        return getattr(self.config, "_attn_implementation", None) or "eager"
 
 
 def _self_cache(cache: Cache) -> Cache:

@@ -10,9 +10,15 @@
 Checks that must look at values wait for the device, so they are left out while a graph is being traced or compiled.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.utils.import_utils import is_tracing
+
+
+IGNORED = -100  # the label of positions that do not count
 
 
 def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
@@ -46,25 +52,27 @@ def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_e
             raise ValueError(f"{given_name} of shape {list(given.shape)} is empty: pass at least one sequence of one token.")
 
 
-def check_attention_mask(name: str, mask: Tensor | None, batch: int, length: int, heads: int) -> Tensor | None:
-    """A padding mask [B, S] must be as long as what it masks; [B, T, S] gets a place for the heads."""
-    if not isinstance(mask, Tensor) or is_tracing(mask):
-        return mask  # a block mask that was made for the kernel, or nothing
-    if mask.dim() == 2:
-        if tuple(mask.shape) != (batch, length):
-            raise ValueError(
-                f"{name} has the shape {list(mask.shape)}, but masks {batch} sequences of {length} tokens: pass "
-                f"[{batch}, {length}], cached tokens included."
-            )
+def check_attention_mask(name: str, mask: Any, batch: int, heads: int, num_queries: int, num_keys: int) -> Any:
+    """A padding mask [B, S], or a boolean mask [B, T, S], or one that is used as it is, [B, 1 or H, T, S]."""
+    if mask is None or isinstance(mask, BlockMask):
         return mask
-    fits = mask.dim() in (3, 4) and mask.shape[0] in (1, batch) and mask.shape[-1] in (1, length)
-    if not fits or (mask.dim() == 4 and mask.shape[1] not in (1, heads)):
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"{name} must be a tensor, not {type(mask).__name__}: convert it with torch.tensor(...).")
+    if is_tracing(mask):
+        return mask
+    if mask.dim() == 2 and tuple(mask.shape) != (batch, num_keys):
         raise ValueError(
-            f"{name} has the shape {list(mask.shape)}: pass [B, S]={[batch, length]}, [B, T, S] or [B, 1, T, S], "
-            f"True = may attend."
+            f"{name} has the shape {list(mask.shape)}, but masks {batch} sequences of {num_keys} tokens: pass "
+            f"[{batch}, {num_keys}], cached tokens included."
         )
-    mask = mask[:, None] if mask.dim() == 3 else mask
-    return mask if mask.is_floating_point() else mask.bool()
+    wanted = (batch, heads, num_queries, num_keys) if mask.dim() == 4 else (batch, num_queries, num_keys)
+    if mask.dim() not in (2, 3, 4) or (mask.dim() > 2 and any(a not in (1, b) for a, b in zip(mask.shape, wanted))):
+        raise ValueError(
+            f"{name} has the shape {list(mask.shape)}: pass [B, S]={[batch, num_keys]}, [B, T, S]="
+            f"{[batch, num_queries, num_keys]} or [B, 1, T, S], True = may attend."
+        )
+    # Ones and zeros are taken for truth values, floats of four dimensions for transformers' additive masks.
+    return mask if mask.dim() == 4 and mask.is_floating_point() else mask.bool()
 
 
 def check_position_ids(position_ids: Tensor | None, batch: int, length: int) -> None:
@@ -82,16 +90,24 @@ def check_same_batch(name: str, batch: int, other_name: str, other_batch: int) -
         raise ValueError(f"{name} has {batch} sequences, {other_name} has {other_batch}: they must come in pairs.")
 
 
-def check_labels(labels: Tensor, hidden: Tensor, vocab_size: int) -> None:
-    """One label for each position, a token id or -100."""
+def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
+    """One label for each prediction, the number of a class or -100."""
     if is_tracing(labels) or labels.is_meta:
         return
-    if labels.shape != hidden.shape[:-1]:
-        positions = list(hidden.shape[:-1])
-        raise ValueError(f"Labels have the shape {list(labels.shape)}, but there are {positions} positions: pass one for each.")
-    low, high = labels.masked_fill(labels == -100, 0).aminmax()
-    if low < 0 or high >= vocab_size:
+    if labels.shape != shape:
+        raise ValueError(f"Labels have the shape {list(labels.shape)}, but there are {list(shape)} positions: pass one for each.")
+    if labels.is_floating_point():
+        raise ValueError(f"Labels must be integers, not {labels.dtype}: convert them with .long().")
+    if labels.numel() == 0:
+        return
+    low, high = labels.masked_fill(labels == IGNORED, 0).aminmax()
+    if low < 0 or high >= num_classes:
         raise ValueError(
-            f"Labels go from {int(low)} to {int(high)}, but the vocabulary has {vocab_size} tokens: use -100 where nothing is "
-            f"asked, and the tokenizer that belongs to this model."
+            f"Labels go from {int(low)} to {int(high)}, but the vocabulary or set of classes has {num_classes}: use "
+            f"-100 where nothing is asked, and the tokenizer or label names that belong to this model."
         )
+
+
+def check_width(name: str, x: Tensor, width: int) -> None:
+    if x.shape[-1] != width:
+        raise ValueError(f"{name} takes vectors of width {width}, but got the shape {list(x.shape)}.")

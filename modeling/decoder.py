@@ -20,10 +20,9 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention
-from .checks import check_attention_mask, check_position_ids, check_same_batch
-from .encoder import make_attention, make_feed_forward
+from .checks import check_position_ids, check_same_batch, check_width
 from .masking import cross_mask, decoder_mask
-from .stack import RESIDUALS, Stack, make_norm
+from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
 
 
 # B batch, T target length, S source length, D model width
@@ -34,11 +33,10 @@ class DecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int = 0):
         super().__init__()
-        self.self_attn = make_attention(config, layer_idx)
-        self.self_attn.is_causal = True
-        self.self_attn.window = config.attention_window
+        self.self_attn = make_attention(config, layer_idx, is_causal=True, window=config.attention_window)
         self.self_attn_norm = make_norm(config)
-        if config.is_encoder_decoder:
+        self.has_memory = config.is_encoder_decoder
+        if self.has_memory:
             self.cross_attn = make_attention(config, layer_idx)
             self.cross_attn_norm = make_norm(config)
         self.feed_forward = make_feed_forward(config)
@@ -57,6 +55,10 @@ class DecoderLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> Tensor:
         """x [B, T, D], memory [B, S, D] (the encoder's output) -> [B, T, D]"""
+        check_width("DecoderLayer", x, self.self_attn.d_model)
+        if (memory is not None) != self.has_memory:
+            what = "needs the encoder's output" if memory is None else "has no cross-attention for the encoder's output"
+            raise ValueError(f"This DecoderLayer {what}: the layer counts in its config decide whether there is an encoder.")
 
         def self_attention(x: Tensor) -> Tensor:
             return self.self_attn(x, mask=mask, position_bias=position_bias, rotary=rotary, **kwargs)[0]
@@ -65,7 +67,7 @@ class DecoderLayer(GradientCheckpointingLayer):
             return self.cross_attn(x, memory, mask=memory_mask, **kwargs)[0]
 
         x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
-        if memory is not None:
+        if self.has_memory:
             x = self.residual(x, self.cross_attn_norm, cross_attention, self.dropout)
         return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout)
 
@@ -108,9 +110,9 @@ class Decoder(Stack):
             past_key_values = self.new_cache()
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         slots, key_slots = self.place_in_cache(x, cache)
-        if cache is None or not cache.is_compileable:
-            total = x.shape[1] + (0 if cache is None else cache.get_seq_length())
-            attention_mask = check_attention_mask(self.mask_name, attention_mask, x.shape[0], total, self.config.num_heads)
+        if cache is None or not cache.is_compileable:  # `generate` makes the masks of static caches itself
+            num_keys = x.shape[1] + (0 if cache is None else cache.get_seq_length())
+            attention_mask = self.check_mask(self.mask_name, attention_mask, x, num_keys)
 
         mask = decoder_mask(self.config, x, attention_mask, cache, position_ids)
         memory_mask = self.mask_memory(x, encoder_hidden_states, encoder_attention_mask)
@@ -139,6 +141,8 @@ class Decoder(Stack):
         # A static cache counts in place: take the count as it is now.
         slots = slots + (seen.clone().to(x.device) if isinstance(seen, Tensor) else seen)
         num_keys, first_key = cache.get_mask_sizes(x.shape[1], 0)
+        if num_keys == x.shape[1]:  # an empty cache: the keys are these tokens
+            return slots, None
         return slots, (slots, torch.arange(num_keys, device=x.device)[None] + first_key)
 
     def mask_memory(self, x: Tensor, memory: Tensor | None, memory_mask: Tensor | None):
@@ -152,5 +156,5 @@ class Decoder(Stack):
                 f"{list(memory.shape)}."
             )
         check_same_batch(self.ids_name, x.shape[0], "the encoder's output", memory.shape[0])
-        memory_mask = check_attention_mask("attention_mask", memory_mask, x.shape[0], memory.shape[1], self.config.num_heads)
+        memory_mask = self.check_mask("attention_mask", memory_mask, x, memory.shape[1])
         return cross_mask(self.config, x, memory, memory_mask)

@@ -56,11 +56,18 @@ class OutputProjection(nn.Linear):
 class _KeepRowZero(torch.autograd.Function):
     """A matrix as it is, but without a gradient for one row."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, weight: Tensor, row: int) -> Tensor:
-        ctx.row = row
+    def forward(weight: Tensor, row: int) -> Tensor:
         return weight.view_as(weight)
 
     @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.row = inputs[1]
+
+    @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_fill(0, torch.tensor(ctx.row, device=gradient.device), 0.0), None
+        gradient = gradient.clone()
+        gradient[ctx.row] = 0.0
+        return gradient, None

@@ -15,38 +15,12 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import MultiHeadAttention
-from .checks import check_attention_mask, check_position_ids
-from .feed_forward import FeedForward
+from .checks import check_position_ids, check_width
 from .masking import encoder_mask
-from .stack import RESIDUALS, Stack, make_norm
+from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
 
 
 # B batch, S source length, D model width
-
-
-def make_attention(config, layer_idx: int) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.d_model,
-        config.num_heads,
-        config.num_kv_heads,
-        dropout=config.attention_dropout,
-        bias=config.attention_bias,
-        qk_norm=config.norm if config.qk_norm else None,
-        norm_eps=config.norm_eps,
-        config=config,
-        layer_idx=layer_idx,
-    )
-
-
-def make_feed_forward(config) -> FeedForward:
-    return FeedForward(
-        config.d_model,
-        config.d_ff,
-        activation=config.activation,
-        gated=config.gated_feed_forward,
-        bias=config.feed_forward_bias,
-        dropout=config.activation_dropout,
-    )
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -54,8 +28,7 @@ class EncoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int = 0):
         super().__init__()
-        self.self_attn = make_attention(config, layer_idx)
-        self.self_attn.window = config.attention_window
+        self.self_attn = make_attention(config, layer_idx, window=config.attention_window)
         self.self_attn_norm = make_norm(config)
         self.feed_forward = make_feed_forward(config)
         self.feed_forward_norm = make_norm(config)
@@ -64,6 +37,7 @@ class EncoderLayer(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None, **kwargs) -> Tensor:
         """x [B, S, D] -> [B, S, D]"""
+        check_width("EncoderLayer", x, self.self_attn.d_model)
 
         def self_attention(x: Tensor) -> Tensor:
             return self.self_attn(x, mask=mask, position_bias=position_bias, **kwargs)[0]
@@ -95,7 +69,8 @@ class Encoder(Stack):
     ) -> BaseModelOutput:
         x = self.embed(input_ids, inputs_embeds)
         batch, length = x.shape[:2]
-        attention_mask = check_attention_mask(self.mask_name, attention_mask, batch, length, self.config.num_heads)
+        attention_mask = self.token_mask(input_ids, attention_mask)
+        attention_mask = self.check_mask(self.mask_name, attention_mask, x, length)
         check_position_ids(position_ids, batch, length)
         if position_ids is None:
             position_ids = torch.arange(length, device=x.device)[None]

@@ -10,6 +10,8 @@
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from .checks import check_width
+
 
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_up) W_down, the same at every position.
@@ -35,6 +37,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_width("FeedForward", x, self.up_proj.in_features)
         if self.gate_proj is None:
             hidden = self.activation(self.up_proj(x))  # [B, T, D] -> [B, T, d_ff]
         else:

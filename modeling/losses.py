@@ -17,15 +17,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.utils.import_utils import is_tracing
 
+from .checks import IGNORED, check_labels
 
-IGNORED = -100  # the label of positions that do not count
 
 # B batch, T target length, D model width, V vocabulary
 
 
 def shift_right(labels: Tensor, start_token_id: int | None, pad_token_id: int | None) -> Tensor:
     """Teacher forcing: the decoder reads [start, A, B, C] while it is asked for [A, B, C, end]."""
+    if labels.dim() != 2:
+        raise ValueError(f"Labels must be [batch, length], but have the shape {list(labels.shape)}.")
     if start_token_id is None:
         raise ValueError("decoder_start_token_id is None: set it in the config, or pass decoder_input_ids yourself.")
     start = labels.new_full((labels.shape[0], 1), start_token_id)
@@ -38,10 +41,10 @@ def shift_left(labels: Tensor) -> Tensor:
     return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
-def divide(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+def divide(total: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
     """A sum over the valid labels, made a mean. Without any valid label it is 0, not 0 / 0."""
-    count = (labels != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+    count = count if num_items_in_batch is None else num_items_in_batch
+    return total / (count.to(total.device).clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
 def cross_entropy(
@@ -54,8 +57,9 @@ def cross_entropy(
 
     logits [..., V], labels [...] with -100 where nothing is asked. float16 and bfloat16 are summed in float32.
     """
+    check_labels(labels, logits.shape[:-1], logits.shape[-1])
     total = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
-    return divide(total, labels, num_items_in_batch)
+    return divide(total, (labels != IGNORED).sum(), num_items_in_batch)
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
@@ -68,6 +72,7 @@ def chunked_cross_entropy(
     hidden: Tensor,
     to_logits: Callable[[Tensor], Tensor],
     labels: Tensor,
+    vocab_size: int,
     label_smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
     chunk: int = 1024,
@@ -77,17 +82,21 @@ def chunked_cross_entropy(
     Positions without a label are left out; the others go through the output layer a chunk at a time, and once more in the
     backward pass. At 37000 words a chunk of 1024 positions takes 150 MB, whatever the batch.
     """
-    asked = labels.flatten() != IGNORED
-    hidden, targets = hidden.flatten(0, -2)[asked], labels.flatten()[asked]
+    check_labels(labels, hidden.shape[:-1], vocab_size)
+    count = (labels != IGNORED).sum()
+    hidden, targets = hidden.flatten(0, -2), labels.flatten()
+    if not is_tracing(labels):  # how many are asked is not known while a graph is made
+        asked = targets != IGNORED
+        hidden, targets = hidden[asked], targets[asked]
 
     def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
         return summed_cross_entropy(to_logits(hidden), targets, label_smoothing)
 
-    total = hidden.sum() * 0.0  # keeps the graph when nothing is asked
-    for start in range(0, len(targets), chunk):
+    total = hidden[:0].float().sum()  # keeps the graph when nothing is asked
+    for start in range(0, targets.shape[0], chunk):
         piece = slice(start, start + chunk)
         total = total + checkpoint(chunk_loss, hidden[piece], targets[piece], use_reentrant=False)
-    return divide(total, labels, num_items_in_batch)
+    return divide(total, count, num_items_in_batch)
 
 
 def classification_loss(
@@ -99,7 +108,7 @@ def classification_loss(
 ) -> Tensor:
     """Logits [B, num_labels] against classes [B], several labels at once [B, num_labels], or numbers [B] or [B, num_labels].
 
-    The kind is read off the labels where `problem_type` does not name it, by transformers' rule.
+    The kind is read off the labels where `problem_type` does not name it, by transformers' rule. Smoothing is for classes.
     """
     if problem_type is None:
         whole = labels.dtype in (torch.int64, torch.int32)
@@ -107,9 +116,12 @@ def classification_loss(
         problem_type = "regression" if logits.shape[-1] == 1 else problem_type
     if problem_type == "single_label_classification":
         return cross_entropy(logits, labels.view(-1), label_smoothing, num_items_in_batch)
+    if labels.numel() != logits.numel():
+        raise ValueError(f"Labels have the shape {list(labels.shape)}, but the model gives {list(logits.shape)}: pass as many.")
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = labels.to(device=logits.device, dtype=logits.dtype).view_as(logits)
     loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
-    return divide(loss(logits, labels, reduction="sum"), labels, num_items_in_batch)
+    return divide(loss(logits, labels, reduction="sum"), labels.numel(), num_items_in_batch)
 
 
 def span_loss(

@@ -131,29 +131,57 @@ def check_boolean(mask: Tensor) -> None:
         )
 
 
-def visible_keys(mask: Tensor) -> Tensor:
+def visible_keys(mask: Tensor, batch: int) -> Tensor:
     """Which keys some query may attend to, of a mask [B, T, S] or [B, H, T, S], boolean or additive: [B, S]."""
-    mask = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask.bool()
-    return mask.flatten(1, -2).any(1)
+    visible = mask > -1e4 if mask.is_floating_point() else mask.bool()
+    visible = visible.flatten(1, -2).any(1)
+    return visible.expand(batch, visible.shape[1])
 
 
-# The same masks, made by transformers for the attention kernel in use
+# The same masks, made by transformers for the attention kernel in use.
+#
+# A caller's mask of two dimensions tells tokens from padding, one of three who sees whom; both are combined with what the
+# stack itself demands. One of four dimensions is transformers' way to replace every other mask, and is taken as it is.
 
 
 def encoder_mask(config, x: Tensor, attention_mask: Tensor | None):
     """Everybody sees every token that is not padding, within the window if there is one."""
-    window = None
-    if config.attention_window is not None:
-        window = sliding_window_bidirectional_overlay(config.attention_window - 1)  # counts the distance inclusively
-    return create_bidirectional_mask(config, x, attention_mask, and_mask_function=window)
+    length, window = x.shape[1], config.attention_window
+    if attention_mask is not None and attention_mask.dim() > 2:
+        near = None if window is None else window_mask(length, window=window, device=x.device)
+        return _for_kernel(config, x, attention_mask, near)
+    overlay = None
+    if window is not None:
+        overlay = sliding_window_bidirectional_overlay(window - 1)  # counts the distance inclusively
+    return create_bidirectional_mask(config, x, attention_mask, and_mask_function=overlay)
 
 
 def decoder_mask(config, x: Tensor, attention_mask: Tensor | None, past_key_values, position_ids: Tensor | None):
     """Nobody sees the future, nor padding, nor what lies outside the window."""
-    create = create_causal_mask if config.attention_window is None else create_sliding_window_causal_mask
+    length, window = x.shape[1], config.attention_window
+    if attention_mask is not None and attention_mask.dim() > 2:
+        num_keys = attention_mask.shape[-1]
+        past = causal_mask(length, num_keys, device=x.device)
+        near = None if window is None else window_mask(length, num_keys, window=window, device=x.device)
+        mask = _for_kernel(config, x, attention_mask, past, near)
+        # A sliding cache has dropped the keys that are too far.
+        return mask if past_key_values is None else mask[..., -past_key_values.get_mask_sizes(length, 0)[0] :]
+    create = create_causal_mask if window is None else create_sliding_window_causal_mask
     return create(config, x, attention_mask, past_key_values, position_ids=position_ids)
 
 
 def cross_mask(config, x: Tensor, memory: Tensor, memory_mask: Tensor | None):
     """Every target token sees every source token that is not padding."""
     return create_bidirectional_mask(config, x, memory_mask, encoder_hidden_states=memory)
+
+
+def _for_kernel(config, x: Tensor, mask: Tensor, *others: Tensor | None) -> Tensor:
+    """A caller's mask [B, T, S] with the stack's own, or its [B, 1 or H, T, S] as it is -> [B, 1 or H, T, S]."""
+    if mask.dim() == 3:
+        mask = functools.reduce(torch.logical_and, [other for other in others if other is not None], mask)[:, None]
+    if config._attn_implementation == "flex_attention" and mask.dtype == torch.bool:
+        if mask.shape[1] > 1:
+            raise ValueError("flex_attention takes no mask of its own for each head: use sdpa or eager for that.")
+        mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)  # it adds tensors
+        mask = mask.expand(x.shape[0], -1, -1, -1)
+    return mask

@@ -31,7 +31,6 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
-from .checks import check_labels
 from .decoder import Decoder
 from .embeddings import OutputProjection
 from .encoder import Encoder
@@ -103,7 +102,8 @@ class GlassformerModel(GlassformerPreTrainedModel):
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs)))
 
         if attention_mask is not None and attention_mask.dim() > 2:
-            attention_mask = visible_keys(attention_mask)  # who sees whom within the source is the encoder's affair
+            batch = encoder_outputs.last_hidden_state.shape[0]
+            attention_mask = visible_keys(attention_mask, batch)  # who sees whom within the source is the encoder's affair
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError("The decoder got no input: pass decoder_input_ids (or labels, to a model with a head).")
         outputs = self.decoder(
@@ -172,12 +172,11 @@ class LanguageModelHead(GlassformerPreTrainedModel):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Logits [B, T, V] and loss. `return_logits=False` saves memory: then the loss is all that is computed."""
         smoothing = self.config.label_smoothing if self.training else 0.0
-        if labels is not None:
-            check_labels(labels, hidden, self.config.vocab_size)
         if not return_logits:
             if labels is None:
                 raise ValueError("return_logits=False leaves nothing to return without labels: pass labels too.")
-            return None, chunked_cross_entropy(hidden, self.logits, labels, smoothing, num_items_in_batch)
+            size = self.config.vocab_size
+            return None, chunked_cross_entropy(hidden, self.logits, labels, size, smoothing, num_items_in_batch)
         if labels is None:
             return self.logits(slice_logits_to_keep(hidden, logits_to_keep)), None
         logits = self.logits(hidden)

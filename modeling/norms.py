@@ -10,6 +10,8 @@
 import torch
 from torch import Tensor, nn
 
+from .checks import check_width
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight: layer norm without centring (https://arxiv.org/abs/1910.07467)."""
@@ -20,6 +22,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Tensor) -> Tensor:
+        check_width("RMSNorm", x, self.weight.shape[0])
         # Squares overflow in float16: take the mean in float32 at least.
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
         precise = precise * torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + self.eps)

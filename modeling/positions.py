@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.utils.import_utils import is_tracing
 
+from .checks import check_width
+
 
 # B batch, H heads, T queries (target), S keys (source), D model width, K width of one head
 
@@ -43,9 +45,11 @@ class SinusoidalPositionEncoding(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """x [B, T, D], position_ids [B or 1, T], by default 0, 1, 2, ..."""
+        check_width("SinusoidalPositionEncoding", x, self.d_model)
         if position_ids is None:
             position_ids = torch.arange(x.shape[1], device=x.device)[None]
-        even = torch.arange(0, self.d_model, 2, dtype=torch.float32, device=x.device)
+        precise = torch.promote_types(x.dtype, torch.float32)
+        even = torch.arange(0, self.d_model, 2, dtype=precise, device=x.device)
         angles = position_ids[..., None] * 10000 ** (-even / self.d_model)  # [B, T, D/2]
         encoding = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # sine and cosine take turns
         return x + encoding.to(x.dtype)
@@ -60,6 +64,7 @@ class LearnedPositionEncoding(nn.Embedding):
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """x [B, T, D], position_ids [B or 1, T], by default 0, 1, 2, ..."""
+        check_width("LearnedPositionEncoding", x, self.embedding_dim)
         if position_ids is None:
             position_ids = torch.arange(x.shape[1], device=x.device)[None]
         low, high = (0, 0) if is_tracing(position_ids) or position_ids.is_meta else position_ids.aminmax()
@@ -75,7 +80,19 @@ class LearnedPositionEncoding(nn.Embedding):
 # Inside attention: rotation
 
 
-class RotaryPositionEncoding(nn.Module):
+class Float32Buffers(nn.Module):
+    """Buffers that go where the model goes but stay in float32: rounded, they would misplace far positions."""
+
+    def _apply(self, fn, recurse: bool = True):
+        precise = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, buffer in precise.items():
+            if not buffer.is_meta:
+                setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
+
+
+class RotaryPositionEncoding(Float32Buffers):
     """Cosines and sines by which `rotate` turns a query or key: position p turns pair i by p / base^(2i/K).
 
     The score of a rotated query and key then depends on their distance alone. Base and scaling are transformers'
@@ -105,14 +122,6 @@ class RotaryPositionEncoding(nn.Module):
         yield self.inv_freq, frequencies
         yield self.original_inv_freq, frequencies
 
-    def _apply(self, fn, recurse: bool = True):
-        """Goes where the model goes, but stays in float32: rounded frequencies would misplace far positions."""
-        precise = self.inv_freq, self.original_inv_freq
-        super()._apply(fn, recurse)
-        if not precise[0].is_meta:
-            self.inv_freq, self.original_inv_freq = (buffer.to(self.inv_freq.device) for buffer in precise)
-        return self
-
     @torch.no_grad()
     @dynamic_rope_update  # some scalings depend on the length seen
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +144,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # Inside attention: a bias on the scores
 
 
-class AlibiBias(nn.Module):
+class AlibiBias(Float32Buffers):
     """bias[h, t, s] = -slope[h] * |t - s|: the further away, the lower the score, each head with its own slope."""
 
     def __init__(self, num_heads: int):

@@ -87,10 +87,10 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size, mean_resizing=mean_resizing)
         return embeddings
 
-    def save_pretrained(self, save_directory, **kwargs) -> None:
+    def save_pretrained(self, save_directory, *args, **kwargs) -> None:
         """As in transformers; the code goes along, and the config names every head in it."""
         self.config.auto_map = dict(AUTO_MAP)
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):

@@ -1,12 +1,14 @@
 """Makes the Auto classes, the pipelines and PEFT know glassformer, without importing any of them.
 
 Loading transformers' modelling code takes seconds that a script which only wants a config should not pay. So each
-registration waits for the module that it writes to: `when_imported` runs it at once if that module is loaded, otherwise right
-after somebody loads it.
+registration waits for the module that it writes to: it runs at once if that module is loaded, otherwise right after somebody
+loads it.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
+import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -52,6 +54,7 @@ def register_pipelines(pipelines: Any) -> None:
 
     for task, (pipeline_class, auto_class) in TASKS.items():
         pipelines.REMOVED_TASKS.pop(task, None)  # a task named there is refused before the registry is asked
+        pipelines.PIPELINE_REGISTRY.supported_tasks.pop(task, None)  # registered twice, it would warn
         pipelines.PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=auto_class, type="text")
 
 
@@ -64,21 +67,37 @@ def register_lora_targets(constants: Any) -> None:
             table.setdefault(MODEL_TYPE, lora["llama"])
 
 
+CALLBACKS: dict[str, Callable[[Any], None]] = {
+    "transformers.models.auto.configuration_auto": register_config,
+    "transformers.models.auto.modeling_auto": register_heads,
+    "transformers.pipelines": register_pipelines,
+    "peft.utils.constants": register_lora_targets,
+}
+
+
 def register_all() -> None:
-    when_imported("transformers.models.auto.configuration_auto", register_config)
-    when_imported("transformers.models.auto.modeling_auto", register_heads)
-    when_imported("transformers.pipelines", register_pipelines)
-    when_imported("peft.utils.constants", register_lora_targets)
+    """Register with what is loaded already, and with the rest as soon as it is."""
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+    for name in CALLBACKS:
+        if getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False):
+            importlib.import_module(name)  # another thread is at it: wait until it is done
+        if name in sys.modules:
+            _call_back(name)
+
+
+def _call_back(name: str) -> None:
+    try:
+        CALLBACKS[name](sys.modules[name])
+    except Exception as error:  # never break the import of somebody else's module
+        logging.getLogger(__name__).warning(f"glassformer could not register itself in {name}: {error!r}")
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds a module as Python would, and calls back when it has been loaded."""
-
-    def __init__(self, name: str, callback: Callable[[ModuleType], None]):
-        self.name, self.callback = name, callback
+    """Finds the modules above as Python would, and calls back each time one has been loaded."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != self.name:
+        if fullname not in CALLBACKS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -87,16 +106,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def load_and_call_back(module: ModuleType) -> None:
             load(module)
-            sys.meta_path.remove(self)
-            self.callback(module)
+            _call_back(fullname)
 
         spec.loader.exec_module = load_and_call_back
         return spec
-
-
-def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
-    module = sys.modules.get(name)
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
-        callback(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, callback))

@@ -5,15 +5,17 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""What encoder and decoder have in common: embeddings, positions, a column of layers, and the residual connection."""
+"""What encoder and decoder have in common: the residual connection, the parts of a layer, embeddings and positions."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .checks import check_inputs
+from .attention import MultiHeadAttention
+from .checks import check_attention_mask, check_inputs
 from .embeddings import TokenEmbedding
+from .feed_forward import FeedForward
 from .norms import NORMS
 from .positions import (
     AlibiBias,
@@ -43,6 +45,33 @@ RESIDUALS = {"pre": pre_norm, "post": post_norm}
 
 def make_norm(config) -> nn.Module:
     return NORMS[config.norm](config.d_model, eps=config.norm_eps)
+
+
+def make_attention(config, layer_idx: int, is_causal: bool = False, window: int | None = None) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.d_model,
+        config.num_heads,
+        config.num_kv_heads,
+        dropout=config.attention_dropout,
+        bias=config.attention_bias,
+        qk_norm=config.norm if config.qk_norm else None,
+        norm_eps=config.norm_eps,
+        config=config,
+        layer_idx=layer_idx,
+        is_causal=is_causal,
+        window=window,
+    )
+
+
+def make_feed_forward(config) -> FeedForward:
+    return FeedForward(
+        config.d_model,
+        config.d_ff,
+        activation=config.activation,
+        gated=config.gated_feed_forward,
+        bias=config.feed_forward_bias,
+        dropout=config.activation_dropout,
+    )
 
 
 class LayerDrop(nn.Module):
@@ -110,6 +139,9 @@ class Stack(GlassformerPreTrainedModel):
         check_inputs(self.ids_name, input_ids, self.embeds_name, inputs_embeds, self.config.d_model)
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
+    def check_mask(self, name: str, mask: Tensor | None, x: Tensor, num_keys: int) -> Tensor | None:
+        return check_attention_mask(name, mask, x.shape[0], self.config.num_heads, x.shape[1], num_keys)
+
     def enter(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """The input of the first layer."""
         x = inputs_embeds if self.positions is None else self.positions(inputs_embeds, position_ids)
@@ -120,8 +152,8 @@ class Stack(GlassformerPreTrainedModel):
     ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
         """What attention itself is told about positions, the same for all layers: a bias [B or 1, H, T, S], a rotation.
 
-        Biases depend on distance alone. Where keys come from a cache, `key_slots` gives the places of queries and keys in it,
-        whose differences are those of the positions.
+        Biases depend on distance alone. Where keys come from a cache, `key_slots` gives the places of queries and keys in it:
+        their differences are those of the positions as long as positions do not jump.
         """
         rotary = None if self.rotary_emb is None else self.rotary_emb(x, position_ids)
         if self.position_bias is None:

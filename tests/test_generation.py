@@ -98,11 +98,11 @@ def static_cache(model, length):
 @each_shape
 @each_variant
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
 @pytest.mark.parametrize(
-    ("sizes", "kernel"), [([1] * T, "sdpa"), ([2, 4, 1, 2], "sdpa"), ([2, 4, 1, 2], "eager")],
-    ids=["one-by-one", "chunks", "chunks-eager"],
-)  # fmt: skip
+    ("sizes", "padded", "kernel"),
+    [([1] * T, False, "sdpa"), ([1] * T, True, "eager"), ([2, 4, 1, 2], True, "sdpa"), ([2, 4, 1, 2], False, "eager")],
+    ids=["one-by-one-sdpa", "one-by-one-padded-eager", "chunks-padded-sdpa", "chunks-eager"],
+)
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_one_forward_over_each_row_alone(shape, variant, kind, sizes, padded, kernel):
     model = talkative_model(shape, **CASES[variant], attn_implementation=kernel)

@@ -56,7 +56,7 @@ def test_smoothed_target_has_one_minus_a_plus_a_over_v_on_the_label():
 def test_no_valid_label_costs_nothing():
     logits, _ = batch()
     nothing = torch.full((3, 6), IGNORED)
-    for loss in (cross_entropy(logits, nothing), chunked_cross_entropy(logits, torch.nn.Identity(), nothing)):
+    for loss in (cross_entropy(logits, nothing), chunked_cross_entropy(logits, torch.nn.Identity(), nothing, V)):
         loss.backward()
         assert loss == 0
     assert (logits.grad == 0).all()
@@ -69,7 +69,7 @@ def test_chunked_loss_and_gradients_equal_the_whole(smoothing, chunk):
     weight = torch.randn(V, 8, requires_grad=True)
     hidden = torch.randn(3, 6, 8, requires_grad=True)
     whole = cross_entropy(hidden @ weight.T, labels, smoothing)
-    chunked = chunked_cross_entropy(hidden, lambda h: h @ weight.T, labels, smoothing, chunk=chunk)
+    chunked = chunked_cross_entropy(hidden, lambda h: h @ weight.T, labels, V, smoothing, chunk=chunk)
     assert_close(chunked, whole)
     for ours, reference in zip(torch.autograd.grad(chunked, (hidden, weight)), torch.autograd.grad(whole, (hidden, weight))):
         assert_close(ours, reference)
@@ -86,7 +86,7 @@ def test_chunked_loss_never_holds_all_logits():
 
     labels = torch.randint(V, (10, 50))
     labels[5:] = IGNORED
-    chunked_cross_entropy(torch.randn(10, 50, 8), to_logits, labels, chunk=32)
+    chunked_cross_entropy(torch.randn(10, 50, 8), to_logits, labels, V, chunk=32)
     assert largest == 32 * V
 
 
