@@ -181,7 +181,8 @@ class LanguageModelHead(GlassformerPreTrainedModel):
             return self.logits(slice_logits_to_keep(hidden, logits_to_keep)), None
         logits = self.logits(hidden)
         loss = cross_entropy(logits, labels, smoothing, num_items_in_batch)
-        return slice_logits_to_keep(logits, logits_to_keep), loss
+        keep_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        return logits if keep_all else slice_logits_to_keep(logits, logits_to_keep), loss
 
 
 class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
