@@ -36,7 +36,7 @@ conformance: $(READY)
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
-	# torch first and by its exact version: a plain request takes gigabytes of CUDA packages along
+	# torch first and by its exact version: an index that has a CPU build of it is then asked for that one
 	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
 	$(BIN)/pip install -q -c constraints.txt -e ".[test]"
 	touch $(READY)

@@ -447,3 +447,24 @@ def decoder_ids(shape: str) -> dict:
 def test_ids_that_are_no_tensor_are_refused():
     with refused("input_ids", "tensor", "list", "torch.tensor"):
         tiny_language_model("encoder").model([[5, 6, 7]], attention_mask=torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("name", ["GlassformerForSequenceClassification", "GlassformerForTokenClassification"])
+def test_a_class_that_does_not_exist_is_refused(name):
+    model = getattr(glassformer, name)(tiny_config("encoder", num_labels=3)).eval()
+    shape = (B,) if "Sequence" in name else (B, S)
+    with refused("Labels", "7", "classes", "3"):
+        model(ids(B, S), labels=torch.full(shape, 7))
+
+
+def test_labels_that_are_no_list_of_classes_are_refused():
+    model = tiny_language_model("decoder")
+    with refused("Labels", "integers", "long"):
+        model(ids(B, S), labels=ids(B, S).float())
+    with refused("Labels", "[batch, length]"):
+        tiny_language_model()(ids(B, S), labels=ids(1, S)[0])
+    with refused("attention_mask", "tensor", "list"):
+        model(ids(1, 3), attention_mask=[[1, 1, 1]])
+    with refused("Labels", [B, 2], [B, 3]):
+        config = tiny_config("encoder", num_labels=3, problem_type="multi_label_classification")
+        glassformer.GlassformerForSequenceClassification(config)(ids(B, S), labels=torch.zeros(B, 2))

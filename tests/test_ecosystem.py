@@ -8,7 +8,7 @@ import transformers
 from accelerate import Accelerator
 from models import D, tiny_config
 from peft import LoraConfig, PeftModel, get_peft_model
-from test_packaging import run_in_children
+from processes import run_in_children
 from tokenizer import WORDS, word_tokenizer
 from transformers import (
     BartConfig,

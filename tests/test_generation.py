@@ -178,12 +178,6 @@ def test_beams_over_a_padded_batch_equal_beams_over_each_row_alone(shape, varian
 
 
 @each_shape
-def test_one_beam_is_greedy_search(shape):
-    model, prompt = talkative_model(shape), make_prompt(shape)
-    assert_same_text(write(model, prompt, num_beams=1), write(model, prompt))
-
-
-@each_shape
 @torch.no_grad()
 def test_as_many_beams_as_words_find_the_best_pair_of_words(shape):
     model, prompt = talkative_model(shape), rows_alone(make_prompt(shape))[0]

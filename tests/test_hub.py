@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from models import SHAPES, B, S, T, V, tiny_config
-from test_packaging import run_python
+from processes import run_python
 
 import glassformer
 

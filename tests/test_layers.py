@@ -8,7 +8,16 @@ from models import B, D, S, T, V, tiny_config
 from torch import nn
 from torch.testing import assert_close
 
-from glassformer import DecoderLayer, EncoderLayer, FeedForward, GlassformerConfig, RMSNorm, TokenEmbedding, causal_mask
+from glassformer import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    GlassformerConfig,
+    RMSNorm,
+    SinusoidalPositionEncoding,
+    TokenEmbedding,
+    causal_mask,
+)
 from glassformer.stack import LayerDrop
 
 
@@ -19,6 +28,14 @@ def test_embeddings_are_scaled_by_the_root_of_the_width():
     assert_close(embedding(torch.tensor([[1]]))[0, 0], torch.tensor([0.4, -0.6, 0.2, 0.8]))
     plain = TokenEmbedding(3, 4, scale=False)
     assert torch.equal(plain(torch.tensor([[1]]))[0, 0], plain.weight[1])
+
+
+def test_embedding_and_position_add_up():
+    embedding = TokenEmbedding(3, 4)
+    with torch.no_grad():
+        embedding.weight[1] = torch.tensor([0.2, -0.3, 0.1, 0.4])
+    entered = SinusoidalPositionEncoding(4)(embedding(torch.tensor([[1]])))
+    assert_close(entered[0, 0], torch.tensor([0.4, 0.4, 0.2, 1.8]))
 
 
 def test_embeddings_enter_with_variance_one():
@@ -114,3 +131,36 @@ def test_layer_drop_skips_whole_examples_at_its_rate_and_only_in_training():
     assert torch.equal(mixed, mixed[:, :1, :1].expand_as(mixed))
     assert mixed.mean() == pytest.approx(0.7, abs=0.03)
     assert torch.equal(drop.eval()(before, after), after)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_decoder_layer_is_causal_without_being_told(implementation):
+    layer = DecoderLayer(tiny_config("decoder", attn_implementation=implementation)).eval()
+    x = torch.randn(B, T, D)
+    assert_close(layer(x), layer(x, mask=causal_mask(T)))
+    changed = x.clone()
+    changed[:, -1] += 1
+    assert_close(layer(changed)[:, :-1], layer(x)[:, :-1])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("shape", [(S, S), (B, S), (B, S, S), (B, 1, S, S), (B, 4, S, S)], ids=str)
+def test_layers_take_every_shape_of_mask_on_every_kernel(shape, implementation):
+    torch.manual_seed(1)
+    layer = EncoderLayer(tiny_config("encoder", attn_implementation=implementation)).eval()
+    x, mask = torch.randn(B, S, D), torch.rand(shape) > 0.3
+    mask[..., 0] = True
+    places = {2: mask[None, None] if shape == (S, S) else mask[:, None, None], 3: mask[:, None] if len(shape) == 3 else mask}
+    whole = places.get(len(shape), mask).expand(B, 4, S, S)
+    assert_close(layer(x, mask), layer(x, whole))
+
+
+def test_layers_say_what_is_missing():
+    x = torch.randn(B, T, D)
+    with pytest.raises(ValueError, match="needs the encoder's output"):
+        DecoderLayer(tiny_config())(x)
+    with pytest.raises(ValueError, match="has no cross-attention"):
+        DecoderLayer(tiny_config("decoder"))(x, x)
+    for block in (EncoderLayer(tiny_config("encoder")), DecoderLayer(tiny_config("decoder")), FeedForward(D, 8), RMSNorm(D)):
+        with pytest.raises(ValueError, match=f"width {D}, but got the shape"):
+            block(torch.randn(B, T, D + 1))

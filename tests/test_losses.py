@@ -32,7 +32,28 @@ def test_teacher_forcing_reads_start_a_b_c_for_a_b_c_end():
 
 
 def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
-    assert_close(cross_entropy(torch.zeros(2, 5, 50), torch.randint(50, (2, 5))), torch.tensor(math.log(50)))
+    loss = cross_entropy(torch.zeros(2, 5, 50), torch.randint(50, (2, 5)))
+    assert_close(loss, torch.tensor(math.log(50)))
+    assert_close(loss.exp(), torch.tensor(50.0))  # perplexity: as if choosing among all words
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_losses_of_half_precision_are_summed_in_float32(dtype):
+    hidden, weight, labels = torch.randn(4000, 64) + 0.5, torch.randn(V, 64) / 8, torch.randint(V, (4000,))
+    expected = cross_entropy(hidden @ weight.T, labels)
+    half = hidden.to(dtype)
+    chunked = chunked_cross_entropy(half, lambda h: h @ weight.to(dtype).T, labels, V)
+    assert_close(chunked, expected, atol=1e-2, rtol=1e-2)
+    far = classification_loss(torch.zeros(2, 1, dtype=dtype), torch.tensor([300.0, -100.0]), "regression")
+    assert_close(far, torch.tensor(50_000.0))  # 300^2 is beyond float16, and -100 is a number like any other
+
+
+def test_loss_without_logits_compiles():
+    model = tiny_language_model("decoder")
+    source = torch.randint(5, V, (2, 9))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    found = compiled(source, labels=source, return_logits=False, use_cache=False).loss
+    assert_close(found, model(source, labels=source).loss)
 
 
 def test_loss_is_the_mean_over_valid_positions():

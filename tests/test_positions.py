@@ -137,3 +137,13 @@ def test_rotation_is_as_exact_in_a_half_precision_model():
     x, positions = torch.zeros(1, 1, 1, K), torch.tensor([[1001]])
     assert_close(rope().half()(x, positions), rope()(x, positions))
     assert_close(rope().bfloat16()(x, positions), rope()(x, positions))
+
+
+def test_sinusoids_are_exact_in_float64():
+    encoding = SinusoidalPositionEncoding(4)(torch.zeros(1, 5000, 4, dtype=torch.float64))[0]
+    assert encoding[4999, 2] == pytest.approx(math.sin(4999 / 100), abs=1e-12)
+
+
+def test_slopes_are_as_exact_in_a_half_precision_model():
+    positions = torch.arange(300)
+    assert_close(AlibiBias(6).bfloat16()(positions), AlibiBias(6)(positions))

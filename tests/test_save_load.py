@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 from models import LANGUAGE_MODELS, SHAPES, VARIANTS, B, S, T, V, tiny_config, tiny_language_model
+from processes import run_python
 from safetensors.torch import load_file, save_file
-from test_packaging import run_python
 
 import glassformer
 
