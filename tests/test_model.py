@@ -321,9 +321,8 @@ def test_a_mask_of_who_sees_whom_is_combined_with_the_stacks_own():
             blocked[:, 3, :3] = False
             changed = target.clone()
             changed[:, 0] = (changed[:, 0] - 4) % (V - 5) + 5
-            alone = tiny_language_model(
-                "decoder", attn_implementation=implementation, attention_window=window, num_decoder_layers=1
-            )
+            options = {"attn_implementation": implementation, "attention_window": window, "num_decoder_layers": 1}
+            alone = tiny_language_model("decoder", **options)
             same = alone(target, attention_mask=blocked).logits, alone(changed, attention_mask=blocked).logits
             assert_close(same[0][:, 3], same[1][:, 3])
             assert not torch.allclose(same[0][:, 2], same[1][:, 2])
@@ -332,8 +331,9 @@ def test_a_mask_of_who_sees_whom_is_combined_with_the_stacks_own():
 @pytest.mark.parametrize("position_encoding", ["alibi", "relative", "rope", "sinusoidal"])
 def test_given_positions_count_with_and_without_a_cache(position_encoding):
     model, source = tiny_language_model("decoder", position_encoding=position_encoding), ids()
-    spread = torch.arange(S)[None] * 3
-    cached, plain = (model(source, position_ids=spread, use_cache=use_cache).logits for use_cache in (True, False))
+    # The mask says that this is one text; without it, transformers takes a jump for the start of another.
+    inputs = {"position_ids": torch.arange(S)[None] * 3, "attention_mask": torch.ones(B, S)}
+    cached, plain = (model(source, **inputs, use_cache=use_cache).logits for use_cache in (True, False))
     assert_close(cached, plain)
     assert not torch.allclose(plain, model(source).logits, atol=1e-4)
 
@@ -353,9 +353,8 @@ def test_an_encoder_looks_both_ways():
 
 def test_one_token_is_a_sequence():
     for shape in SHAPES:
-        logits = tiny_language_model(shape)(
-            ids(1, 1), **({"decoder_input_ids": ids(1, 1)} if shape == "encoder-decoder" else {})
-        ).logits
+        target = {"decoder_input_ids": ids(1, 1)} if shape == "encoder-decoder" else {}
+        logits = tiny_language_model(shape)(ids(1, 1), **target).logits
         assert logits.shape == (1, 1, V) and logits.isfinite().all()
 
 

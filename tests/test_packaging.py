@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from processes import run_in_children, run_python
 
 import glassformer
 
