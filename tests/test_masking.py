@@ -65,7 +65,7 @@ def test_nothing_to_combine_is_no_restriction():
         ((2, 1, 5, 7), lambda mask: mask),
         ((2, 3, 5, 7), lambda mask: mask),
     ],
-    ids=str,
+    ids=["T-S", "B-S", "B-T-S", "1-T-S", "B-1-S", "B-1-T-S", "B-H-T-S"],
 )
 def test_accepted_shapes_expand_to_scores(shape, place):
     mask = torch.rand(shape) > 0.5
