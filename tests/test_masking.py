@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import tiny_config
+from models import tiny_config, tiny_language_model
 
 from glassformer import causal_mask, combine_masks, padding_mask, window_mask
 from glassformer.masking import cross_mask, decoder_mask, encoder_mask, expand_mask
@@ -97,3 +97,27 @@ def test_masks_made_for_the_kernels_are_the_masks_made_by_hand(window):
     assert torch.equal(decoder_mask(config, x, padding, None, None)[:, 0], by_hand)
     memory = torch.zeros(2, 5, 8)
     assert torch.equal(cross_mask(config, x[:, :3], memory, padding)[:, 0], padding[:, None].expand(2, 3, 5))
+
+
+def test_a_caller_s_mask_reaches_flex_attention_as_numbers_to_add():
+    """That kernel adds tensors to the scores: a boolean one would hide nothing."""
+    config, x = tiny_config("decoder", attn_implementation="flex_attention"), torch.zeros(2, 3, 8)
+    allowed = torch.ones(2, 3, 3, dtype=torch.bool)
+    allowed[1, 2, 0] = False
+    mask = decoder_mask(config, x, allowed, None, None)
+    assert mask.shape == (2, 1, 3, 3)
+    assert torch.equal(mask[:, 0] == 0, allowed & causal_mask(3)) and mask.min() == torch.finfo(torch.float32).min
+    assert torch.equal(encoder_mask(config, x, allowed)[:, 0] == 0, allowed)
+    with pytest.raises(ValueError, match="no mask of its own for each head"):
+        encoder_mask(config, x, torch.ones(2, 4, 3, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_caller_s_mask_is_cut_to_the_keys_that_a_sliding_cache_still_has(implementation):
+    model = tiny_language_model("decoder", attention_window=3, attn_implementation=implementation)
+    ids, allowed = torch.randint(5, 31, (2, 7)), torch.ones(2, 7, 7, dtype=torch.bool)
+    allowed[0, 6, 5] = False
+    whole = model(ids, attention_mask=allowed).logits
+    cache = model(ids[:, :6], attention_mask=allowed[:, :6, :6]).past_key_values
+    step = model(ids[:, 6:], attention_mask=allowed[:, 6:], past_key_values=cache).logits
+    torch.testing.assert_close(step[:, 0], whole[:, 6])

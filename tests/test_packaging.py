@@ -15,6 +15,7 @@ import pytest
 from processes import run_in_children, run_python
 
 import glassformer
+from glassformer import registration
 
 
 REPOSITORY = Path(__file__).parents[1]
@@ -161,3 +162,25 @@ print(json.dumps({
         tmp_path,
     )
     assert json.loads(found) == {"inside": True, "equal": True, "config travels": True}
+
+
+# Registering
+
+
+def test_a_registration_that_fails_does_not_break_the_import_of_others(monkeypatch, caplog):
+    def fail(module):
+        raise AttributeError("renamed")
+
+    monkeypatch.setitem(registration.CALLBACKS, "colorsys", fail)
+    sys.modules.pop("colorsys", None)
+    importlib.import_module("colorsys")
+    assert "could not register itself in colorsys" in caplog.text and "renamed" in caplog.text
+
+
+def test_registering_again_after_a_reload_is_silent_and_complete(monkeypatch, caplog):
+    seen = []
+    monkeypatch.setitem(registration.CALLBACKS, "colorsys", lambda module: seen.append(module.__name__))
+    importlib.reload(importlib.import_module("colorsys"))
+    finders = len(sys.meta_path)
+    registration.register_all()
+    assert seen[-2:] == ["colorsys", "colorsys"] and len(sys.meta_path) == finders and not caplog.text
