@@ -117,7 +117,7 @@ class Decoder(Stack):
         mask = decoder_mask(self.config, x, attention_mask, cache, position_ids)
         memory_mask = self.mask_memory(x, encoder_hidden_states, encoder_attention_mask)
         position_ids = slots if position_ids is None else position_ids
-        bias, rotary = self.attention_positions(x, position_ids, key_slots)
+        bias, rotary = self.attention_positions(x, position_ids, slots, key_slots)
         x = self.enter(x, position_ids)
         kwargs |= {"rotary": rotary, "past_key_values": past_key_values}
         for layer in self.layers:
@@ -132,18 +132,16 @@ class Decoder(Stack):
         cache = DynamicCache(config=self.config)
         return EncoderDecoderCache(cache, DynamicCache()) if self.config.is_encoder_decoder else cache
 
-    def place_in_cache(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Slots of the new tokens [1, T], which are their positions unless told otherwise; with a cache, also of the keys."""
+    def place_in_cache(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Places of the new tokens [1, T], which are their positions unless told otherwise, and of all keys [1, S]."""
         slots = torch.arange(x.shape[1], device=x.device)[None]
         if cache is None:
-            return slots, None
+            return slots, slots
         seen = cache.get_seq_length()
         # A static cache counts in place: take the count as it is now.
         slots = slots + (seen.clone().to(x.device) if isinstance(seen, Tensor) else seen)
         num_keys, first_key = cache.get_mask_sizes(x.shape[1], 0)
-        if num_keys == x.shape[1]:  # an empty cache: the keys are these tokens
-            return slots, None
-        return slots, (slots, torch.arange(num_keys, device=x.device)[None] + first_key)
+        return slots, torch.arange(num_keys, device=x.device)[None] + first_key
 
     def mask_memory(self, x: Tensor, memory: Tensor | None, memory_mask: Tensor | None):
         if memory is None:

@@ -72,11 +72,11 @@ class Encoder(Stack):
         attention_mask = self.token_mask(input_ids, attention_mask)
         attention_mask = self.check_mask(self.mask_name, attention_mask, x, length)
         check_position_ids(position_ids, batch, length)
-        if position_ids is None:
-            position_ids = torch.arange(length, device=x.device)[None]
+        slots = torch.arange(length, device=x.device)[None]
+        position_ids = slots if position_ids is None else position_ids
 
         mask = encoder_mask(self.config, x, attention_mask)
-        bias, rotary = self.attention_positions(x, position_ids)
+        bias, rotary = self.attention_positions(x, position_ids, slots, slots)
         x = self.enter(x, position_ids)
         for layer in self.layers:
             # Tensors that need a gradient go by place, or gradient checkpointing loses them.

@@ -148,17 +148,17 @@ class Stack(GlassformerPreTrainedModel):
         return self.dropout(self.embedding_norm(x))
 
     def attention_positions(
-        self, x: Tensor, position_ids: Tensor, key_slots: tuple[Tensor, Tensor] | None = None
+        self, x: Tensor, position_ids: Tensor, slots: Tensor, key_slots: Tensor
     ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
         """What attention itself is told about positions, the same for all layers: a bias [B or 1, H, T, S], a rotation.
 
-        Biases depend on distance alone. Where keys come from a cache, `key_slots` gives the places of queries and keys in it:
-        their differences are those of the positions as long as positions do not jump.
+        A rotation goes by the given positions. A bias goes by the places of queries [1, T] and keys [1, S] in the sequence,
+        for those are known of cached keys too; padding and packing do not change the distances that count.
         """
         rotary = None if self.rotary_emb is None else self.rotary_emb(x, position_ids)
         if self.position_bias is None:
             return None, rotary
-        bias = self.position_bias(*(key_slots or (position_ids,))).to(x.dtype)
+        bias = self.position_bias(slots, key_slots).to(x.dtype)
         if self.config._attn_implementation == "flex_attention":  # which indexes the bias by example
             bias = bias.expand(x.shape[0], -1, -1, -1)
         return bias, rotary
