@@ -31,6 +31,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
+from .checks import IGNORED
 from .decoder import Decoder
 from .embeddings import OutputProjection
 from .encoder import Encoder
@@ -279,6 +280,8 @@ class GlassformerForCausalLM(LanguageModelHead, GenerationMixin):
         )  # fmt: skip
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)
+            if attention_mask is not None and attention_mask.shape == labels.shape:  # padding on the left predicts nothing
+                shift_labels = shift_labels.masked_fill(~attention_mask.bool(), IGNORED)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state, shift_labels, return_logits, logits_to_keep, num_items_in_batch
         )

@@ -21,6 +21,8 @@ LAYERS = {"encoder-decoder": 2 + 3 + 3, "encoder": 2, "decoder": 3}  # attention
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_padding = pytest.mark.parametrize("padding", ["none", "right", "left"])
+# With a cache, what a decoder does alone is a part of what it does after an encoder.
+each_decoding_shape = pytest.mark.parametrize("shape", ["encoder-decoder", pytest.param("decoder", marks=pytest.mark.slow)])
 
 
 def variants_with_slow(*fast):
@@ -97,7 +99,9 @@ def test_compiled_flex_attention_computes_what_the_textbook_formula_does(shape, 
     expected = real_logits(model, inputs)
     model.set_attn_implementation("flex_attention")
     torch._dynamo.reset()  # after too many compilations torch would quietly stop compiling
-    torch.testing.assert_close(real_logits(model, inputs), expected, rtol=1e-4, atol=1e-5)
+    # Each length by itself: for lengths that change, with a bias, torch 2.13 writes C++ that no compiler accepts.
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        torch.testing.assert_close(real_logits(model, inputs), expected, rtol=1e-4, atol=1e-5)
 
 
 @each_shape
@@ -269,7 +273,7 @@ def test_the_compiled_forward_gives_the_same_logits(shape, variant):
     assert_compiled_equals_eager(tiny_language_model(shape, **VARIANTS[variant]), make_inputs(shape), "inductor")
 
 
-@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
+@each_decoding_shape
 @variants_with_slow("window")
 @torch.no_grad()
 def test_a_step_with_a_static_cache_compiles_into_one_graph(shape, variant):
@@ -318,7 +322,7 @@ def export_inputs(shape, batch, source, target, padding="right"):
 
 
 @each_shape
-@variants_with_slow("relative", "window")
+@variants_with_slow("window")
 @torch.no_grad()
 def test_an_exported_model_gives_the_same_logits(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))
@@ -347,7 +351,7 @@ def test_an_exported_classifier_takes_other_batches_and_lengths(pooling):
     assert_exported_equals_model(model, sample, others, sizes)
 
 
-@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
+@each_decoding_shape
 @variants_with_slow("relative", "window")
 @torch.no_grad()
 def test_an_exported_step_reads_its_cache(shape, variant):

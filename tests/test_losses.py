@@ -127,6 +127,16 @@ def test_accumulated_micro_batches_equal_the_big_batch(shape):
         assert_close(parameter.grad, whole[name], atol=1e-6, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side_leaves_the_loss_of_a_language_model_alone(side):
+    model, source = tiny_language_model("decoder"), torch.randint(5, V, (2, 9))
+    pad = (3, 0) if side == "left" else (0, 3)
+    mask = F.pad(torch.ones(2, 9, dtype=torch.long), pad)
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    padded = model(F.pad(source, pad), labels=F.pad(source, pad, value=IGNORED), **inputs).loss
+    assert_close(padded, model(source, labels=source).loss, atol=1e-5, rtol=1e-5)
+
+
 def test_smoothing_is_off_in_evaluation():
     model = tiny_language_model("decoder", label_smoothing=0.2, dropout=0.0)
     ids = torch.randint(5, V, (2, 9))
