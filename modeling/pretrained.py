@@ -41,7 +41,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             raise ValueError(f"{type(self).__name__} is built from a GlassformerConfig, not from a {type(config).__name__}.")
         if config.shape not in self.shapes:
             both = "encoder-decoder" in self.shapes
-            cure = "set both counts above 0" if both else "set the count of the stack that is not wanted to 0"
+            cure = "set both counts above 0" if both else f"give layers to the {' or the '.join(self.shapes)} alone"
             raise ValueError(
                 f"{type(self).__name__} needs the shape {' or '.join(self.shapes)}, but num_encoder_layers="
                 f"{config.num_encoder_layers} and num_decoder_layers={config.num_decoder_layers} make the shape "
