@@ -11,7 +11,7 @@ They work for any sequence-to-sequence or question-answering model of transforme
 
 >>> import glassformer
 >>> transformers.pipeline("translation", model="folder")("Guten Morgen")
-[{'translation_text': 'good morning'}]
+[{'translation_text': ...}]
 """
 
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
     """Finds the answer to a question in a text, which may be longer than the model reads at once.
 
     >>> answer(question="Who writes?", context="The decoder writes.")
-    {'score': 0.93, 'start': 0, 'end': 11, 'answer': 'The decoder'}
+    {'score': ..., 'start': 0, 'end': 11, 'answer': 'The decoder'}
     """
 
     default_input_names = "question,context"
