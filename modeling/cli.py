@@ -1,0 +1,178 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `tokenizer`, `recipes`, `presets`.
+
+Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
+"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+
+app = typer.Typer(
+    help="glassformer: a Transformer that you can see through.", no_args_is_help=True, add_completion=False,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, with dots: training.steps=1000", metavar="KEY=VALUE")]
+RecipeName = Annotated[str, typer.Argument(help="A YAML file, or a name from `glassformer recipes`.", metavar="RECIPE")]
+Folder = Annotated[Path, typer.Argument(help="A folder that training has made.", metavar="FOLDER")]
+
+
+@app.command()
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and train nothing.")] = False,
+) -> None:
+    """Train a model from a recipe, or go on with a run that was stopped."""
+    from glassformer.training.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    if dry_run:
+        from glassformer.training.plan import describe_plan
+
+        print(describe_plan(loaded))
+    else:
+        from glassformer.training.loop import train as run
+
+        run(loaded)
+
+
+@app.command()
+def evaluate(
+    folder: Folder,
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="A file or dataset to measure on; the recipe's own if not given.")] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    output: Annotated[Path | None, typer.Option(help="A JSON file to write the results to as well.")] = None,
+) -> None:
+    """Measure a trained model on a split of its data, or on other data with the same columns."""
+    from glassformer.training.inference import load_trained
+
+    results = load_trained(folder, overrides or []).evaluate(data, split)
+    for name, value in results.items():
+        print(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
+    if output is not None:
+        output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+@app.command()
+def predict(
+    folder: Folder,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, lines of --file or of stdin.")] = None,
+    file: Annotated[Path | None, typer.Option(help="One input a line, as text or as a JSON object.")] = None,
+    context: Annotated[str | None, typer.Option(help="The text that questions are about.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Beam width of models that write.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="How long a written answer may be.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with input and prediction.")] = False,
+) -> None:
+    """Answer texts with a trained model: translate, continue, classify, tag, fill masks or find answers."""
+    from glassformer.training.inference import load_trained
+
+    trained = load_trained(folder)
+    rows = trained.rows(texts or read_lines(file), context)
+    for row, answer in zip(rows, trained.predict(rows, num_beams=beams, max_new_tokens=max_new_tokens)):
+        if as_json:
+            print(json.dumps({**row, "prediction": answer}, ensure_ascii=False))
+        else:
+            print(" ".join(map(str, answer)) if isinstance(answer, list) else answer)
+
+
+def read_lines(file: Path | None) -> list[str]:
+    if file is None and sys.stdin.isatty():
+        fail("There is nothing to predict: give texts, --file, or lines on stdin.")
+    lines = (sys.stdin.read() if file is None else file.read_text(encoding="utf-8")).splitlines()
+    if not (lines := [line for line in lines if line.strip()]):
+        fail(f"{file or 'stdin'} has no lines: there is nothing to predict.")
+    return lines
+
+
+@app.command()
+def tokenizer(
+    recipe: RecipeName,
+    output: Annotated[Path, typer.Argument(help="The folder to write to.")],
+    overrides: Overrides = None,
+) -> None:
+    """Train the tokenizer of a recipe alone, and save it where AutoTokenizer finds it."""
+    from glassformer.training.recipe import load_recipe
+    from glassformer.training.task import train_tokenizers
+
+    for path, trained in train_tokenizers(load_recipe(recipe, overrides or []), output).items():
+        print(f"{path}: {len(trained)} tokens")
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    from glassformer.training.recipe import load_recipe, recipe_names
+
+    for name in recipe_names():
+        print(f"{name:24} {load_recipe(name).description}")
+
+
+@app.command()
+def presets() -> None:
+    """List the named sizes of model, with their parameter counts."""
+    from glassformer.training.plan import describe_presets
+
+    print(describe_presets())
+
+
+# Errors that a person can do something about are told in a sentence, others with their traceback.
+
+
+def fail(message: str) -> NoReturn:
+    print(f"glassformer: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def main(command: str | None = None) -> None:
+    """Entry point of the console script; `command` fixes the subcommand, for scripts of their own."""
+    set_up_messages()
+    arguments = [command, *sys.argv[1:]] if command else sys.argv[1:]
+    try:
+        app(arguments, prog_name="glassformer")
+    except KeyboardInterrupt:
+        print("glassformer: interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:
+        if not is_for_people(error):
+            raise
+        print(f"glassformer: {error}", file=sys.stderr)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def is_for_people(error: Exception) -> bool:
+    """Errors of ours, whose message is a sentence with a cure."""
+    return type(error).__module__.startswith("glassformer.")
+
+
+def set_up_messages() -> None:
+    """Our notes and warnings as plain lines on stderr."""
+    import warnings
+
+    logger = logging.getLogger("glassformer")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+    def one_line(message: Any, *rest: Any, **more: Any) -> str:
+        return f"{message}\n"
+
+    warnings.formatwarning = one_line
+
+
+if __name__ == "__main__":
+    main()

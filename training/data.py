@@ -1,0 +1,312 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Rows: where they come from, which column plays which role, and what is wrong with them.
+
+A source is a corpus that the project generates, a dataset of the Hub, the folder of a saved dataset or local files. Whatever
+it is, what leaves this file has one column a role (`source` and `target`, `text` and `label`, ...) and no incomplete row.
+"""
+
+import dataclasses
+import gzip
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, ReadInstruction
+
+from . import corpora
+from .recipe import Data, expand_path, nearest
+
+
+SPLITS = ("train", "validation", "test")
+OTHER_NAMES = {"validation": ("valid", "val", "dev"), "train": (), "test": ()}
+FORMATS = {
+    ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".text": "text",
+}  # fmt: skip
+FEW_ROWS = 100_000  # which are encoded so soon that a progress bar is of no use
+Rows = Dataset | IterableDataset
+
+
+logger = logging.getLogger("glassformer")
+
+
+class DataError(ValueError):
+    """Rows that cannot be used; the message says why and what to do."""
+
+
+def load_rows(data: Data, roles: dict[str, bool], seed: int = 0) -> dict[str, Rows]:
+    """The rows of every split that there is, with one column a role. `roles` says which ones a row cannot do without."""
+    splits = _cut_validation(_load_splits(data), data, seed)
+    if "train" in splits and data.size is not None and not data.source.startswith("builtin:"):
+        splits["train"] = splits["train"].take(data.size)
+    return {split: _with_roles(rows, split, data, roles) for split, rows in splits.items()}
+
+
+def load_split(data: Data, roles: dict[str, bool], source: str | None, split: str, seed: int = 0) -> Rows:
+    """The rows of one split of the recipe's data, or of another source: of a file all there are."""
+    if source is not None:
+        is_file = Path(expand_path(source)).is_file()
+        data = dataclasses.replace(data, source="" if is_file else source, files={split: source} if is_file else None, splits={})
+    splits = _load_splits(data)
+    if "train" in splits and data.validation_fraction:
+        splits = _cut_validation(splits, data, seed)
+    if split not in splits:
+        raise DataError(f"There are no {split} rows: choose one of {', '.join(splits)}.")
+    return _with_roles(splits[split], split, data, roles)
+
+
+def fingerprint(rows: Rows) -> str | None:
+    """A checksum of the content; None for a stream, which nobody has seen whole."""
+    if isinstance(rows, IterableDataset):
+        return None
+    digest = hashlib.sha256()
+    for table in rows.with_format("arrow").iter(batch_size=1000):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
+            stream.write_table(table.replace_schema_metadata(None).combine_chunks())
+        digest.update(sink.getvalue())
+    return digest.hexdigest()
+
+
+# Sources
+
+
+def _load_splits(data: Data) -> dict[str, Rows]:
+    if data.source.startswith("builtin:"):
+        name = data.source.removeprefix("builtin:")
+        return {split: corpora.generate(name, split, data.size if split == "train" else None) for split in SPLITS}
+    if data.files or Path(expand_path(data.source)).is_file():
+        return _load_files(data)
+    folder = Path(expand_path(data.source))
+    if folder.is_dir() and ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
+        loaded = datasets.load_from_disk(str(folder))
+        if data.streaming:
+            loaded = loaded.to_iterable_dataset() if isinstance(loaded, Dataset) else _streams(loaded)
+        return _pick_splits(loaded, data)
+    return _load_named(data)
+
+
+def _streams(loaded: DatasetDict) -> IterableDatasetDict:
+    return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in loaded.items()})
+
+
+def _load_named(data: Data) -> dict[str, Rows]:
+    """A dataset of the Hub, or a local folder that is laid out like one."""
+    try:
+        loaded = datasets.load_dataset(expand_path(data.source), data.config, streaming=data.streaming)
+    except Exception as error:  # the Hub fails in many ways: missing, gated, offline, ...
+        raise DataError(
+            f"data.source={data.source!r} is no local file or folder, and as a dataset of the Hub it cannot be loaded: "
+            f"{_one_line(error)}."
+        ) from error
+    return _pick_splits(loaded, data)
+
+
+def _load_files(data: Data) -> dict[str, Rows]:
+    files = data.files or {"train": data.source}
+    if unknown := [split for split in files if split not in SPLITS]:
+        raise DataError(f"data.files has no split {unknown[0]!r}{nearest(unknown[0], SPLITS)}")
+    paths = {
+        split: [expand_path(one) for one in ([given] if isinstance(given, str) else given)] for split, given in files.items()
+    }
+    every_path = [path for several in paths.values() for path in several]
+    builder = _format_of(every_path)
+    options: dict[str, Any] = {}
+    if builder == "csv" and any(".tsv" in Path(path).suffixes for path in every_path):
+        options["sep"] = "\t"
+    if builder == "text":
+        options["sample_by"] = data.sample_by
+    if builder != "parquet":
+        options["encoding"] = data.encoding
+        for path in every_path:
+            check_text_file(path, data.encoding)
+    try:
+        loaded = datasets.load_dataset(builder, data_files=paths, streaming=data.streaming, **options)
+    except Exception as error:
+        raise DataError(f"{', '.join(every_path)} cannot be read as {builder}: {_one_line(error)}.") from error
+    return {split: loaded[split] for split in paths}
+
+
+def _format_of(paths: list[str]) -> str:
+    kinds = set()
+    for path in paths:
+        if not os.path.isfile(path):
+            raise DataError(f"There is no file {path}.")
+        if not os.access(path, os.R_OK):
+            raise DataError(f"{path} may not be read: change its permissions.")
+        suffixes = [suffix for suffix in Path(path).suffixes if suffix != ".gz"]
+        kind = FORMATS.get(suffixes[-1].lower()) if suffixes else None
+        if kind is None:
+            raise DataError(f"{path} is of no known kind: rename it to one of *{', *'.join(FORMATS)}, or one of these with .gz.")
+        kinds.add(kind)
+    if len(kinds) > 1:
+        raise DataError(f"The files of a recipe must be of one kind, but these are {' and '.join(sorted(kinds))}.")
+    return kinds.pop()
+
+
+def check_text_file(path: str, encoding: str) -> None:
+    """Not empty, and in the encoding that it is said to be in."""
+    opener: Callable = gzip.open if path.endswith(".gz") else open
+    place, blank = 0, True
+    try:
+        with opener(path, "rt", encoding=encoding, newline="") as file:
+            while text := file.read(1 << 20):
+                blank, place = blank and not text.strip(), place + len(text)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not {encoding} (byte 0x{error.object[error.start]:02x} after about {place} characters): set "
+            f"data.encoding to what it is, such as latin-1 or utf-16."
+        ) from None
+    except LookupError:
+        raise DataError(f"data.encoding={encoding!r} is unknown: try utf-8, latin-1 or utf-16.") from None
+    except (gzip.BadGzipFile, EOFError):
+        raise DataError(f"{path} is damaged or no gzip file: make it again, or drop the .gz from its name.") from None
+    if blank:
+        raise DataError(f"{path} is empty.")
+
+
+def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
+    if isinstance(loaded, (Dataset, IterableDataset)):
+        return {"train": loaded}
+    if unknown := [split for split in data.splits if split not in SPLITS]:
+        raise DataError(f"data.splits has no split {unknown[0]!r}{nearest(unknown[0], SPLITS)}")
+    picked = {}
+    for split in SPLITS:
+        names = [data.splits[split]] if split in data.splits else [split, *OTHER_NAMES[split]]
+        name = next((name for name in names if name.partition("[")[0] in loaded), None)
+        if name is None and split in data.splits:
+            raise DataError(f"{data.source} has no split {names[0]!r}: it has {', '.join(loaded)}.")
+        if name is not None:
+            picked[split] = _slice(loaded, name)
+    return picked
+
+
+def _slice(loaded: Any, name: str) -> Rows:
+    """`train`, or a part of it such as `train[:90%]`."""
+    whole = loaded[name.partition("[")[0]]
+    if "[" not in name:
+        return whole
+    if isinstance(whole, IterableDataset):
+        raise DataError(f"{name} cannot be cut from a stream: set data.streaming=false, or name a whole split.")
+    try:
+        part = ReadInstruction.from_spec(name).to_absolute({name.partition("[")[0]: len(whole)})[0]
+    except ValueError:
+        raise DataError(f"{name!r} is no slice of a split: write train[:90%] or train[1000:].") from None
+    return whole.select(range(part.from_ or 0, len(whole) if part.to is None else part.to))
+
+
+def _cut_validation(splits: dict[str, Rows], data: Data, seed: int) -> dict[str, Rows]:
+    if "train" not in splits:
+        raise DataError("The data has no training split: name it with data.splits.train.")
+    if data.validation_fraction and "validation" not in splits:
+        parts = splits["train"].train_test_split(test_size=data.validation_fraction, seed=seed)
+        return {**splits, "train": parts["train"], "validation": parts["test"]}
+    return splits
+
+
+def _one_line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.rstrip(".")[:300]
+
+
+# Columns and rows
+
+
+def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> Rows:
+    """Columns renamed to the roles that they play; the others dropped; incomplete rows refused or dropped."""
+    if unknown := [role for role in data.columns if role not in roles]:
+        raise DataError(f"data.columns.{unknown[0]} plays no part in this objective{nearest(unknown[0], roles)}")
+    existing = rows.column_names or list(next(iter(rows)))
+    wanted = {}
+    for role, needed in roles.items():
+        column = data.columns.get(role, role)
+        if column in existing:
+            wanted[column] = role
+        elif needed or role in data.columns:
+            raise DataError(
+                f"The {split} rows have no column {column!r} for the role {role!r}: they have {', '.join(existing)}; set "
+                f"data.columns.{role} to one of these."
+            )
+    rows = rows.select_columns(list(wanted))
+    rows = rows.rename_columns({column: role for column, role in wanted.items() if column != role})
+    needed = [role for role in wanted.values() if roles[role]]
+    if isinstance(rows, IterableDataset):
+        return rows
+    return _without_incomplete(rows, split, needed, data)
+
+
+def is_complete(row: dict[str, Any], needed: Iterable[str]) -> bool:
+    return all(not is_missing(row[role]) for role in needed)
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, (list, dict)) and not value)
+
+
+def _without_incomplete(rows: Dataset, split: str, needed: list[str], data: Data) -> Dataset:
+    if len(rows) == 0:
+        raise DataError(f"There are no {split} rows.")
+    missing = {role: [i for i, value in enumerate(rows[role]) if is_missing(value)] for role in needed}
+    bad = sorted({i for several in missing.values() for i in several})
+    if not bad:
+        return rows
+    role = next(role for role in needed if bad[0] in missing[role])
+    what = f"{len(bad)} of {len(rows)} {split} rows lack a {' or a '.join(r for r in needed if missing[r])}"
+    if len(bad) == len(rows):
+        raise DataError(f"{what}: no row is left.")
+    if data.incomplete == "refuse":
+        raise DataError(f"{what} (the first is row {bad[0] + 1}, without {role}): fill them in, or set data.incomplete=drop.")
+    logger.warning(f"{what} and were left out.")
+    return rows.select(sorted(set(range(len(rows))) - set(bad)))
+
+
+# Tokenised rows
+
+
+def encode_rows(rows: Dataset, encode: Callable[[dict[str, list]], dict[str, list]], key: str, cache: Path | None) -> Dataset:
+    """`rows` as tokens, or the result of an earlier run with the same `key`, which stands for all that decides the outcome."""
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    file = None if cache is None else str(cache / f"{name}.arrow")
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+    hide_progress = len(rows) < FEW_ROWS and datasets.are_progress_bars_disabled() is False
+    if hide_progress:
+        datasets.disable_progress_bars()
+    try:
+        return rows.map(
+            encode, batched=True, remove_columns=rows.column_names, cache_file_name=file, new_fingerprint=name,
+            load_from_cache_file=True, desc="Tokenising",
+        )  # fmt: skip
+    finally:
+        if hide_progress:
+            datasets.enable_progress_bars()
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("GLASSFORMER_CACHE") or Path(datasets.config.HF_DATASETS_CACHE) / "glassformer")
+
+
+def tokens_of(rows: Dataset, column: str = "input_ids") -> "TokenColumn":
+    return TokenColumn(rows, column)
+
+
+class TokenColumn:
+    """The token ids of each document, in slices, without decoding the rest of it."""
+
+    def __init__(self, rows: Dataset, column: str):
+        self.lists: pa.ChunkedArray = rows.flatten_indices().data.column(column)
+
+    def slice(self, document: int, start: int, end: int):
+        return self.lists[document].values.slice(start, end - start).to_numpy()

@@ -1,0 +1,110 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""A trained model at work: load its folder, answer texts, measure it on other data."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig, PreTrainedModel
+
+import glassformer
+
+from .data import DataError, encode_rows, load_split
+from .evaluation import evaluate_model, predict_rows
+from .objectives import OBJECTIVES, Objective
+from .recipe import Recipe, RecipeError, apply_override, parse_recipe
+from .task import load_tokenizer, max_length
+
+
+# The objective of a folder without a recipe, by its head
+USUAL = {kind.head: name for name, kind in reversed(OBJECTIVES.items())}
+
+
+@dataclass
+class Trained:
+    model: PreTrainedModel
+    objective: Objective
+    recipe: Recipe
+
+    def predict(self, rows: list[dict[str, Any]], **generation: Any) -> list[Any]:
+        """An answer to each row, as a person wants to see it."""
+        options = {name: value for name, value in generation.items() if value is not None}
+        predictions = predict_rows(self.model, self.objective, rows, options, self.recipe.evaluation.tokens)
+        return [self.objective.readable(prediction) for prediction in predictions]
+
+    def evaluate(self, source: str | None = None, split: str = "test") -> dict[str, Any]:
+        """The recipe's metrics on a split of the recipe's data, or on another source."""
+        rows = load_split(self.recipe.data, self.objective.roles, source, split, self.recipe.seed)
+        encoded = encode_rows(rows, self.objective.encode, key=f"{split} {rows._fingerprint}", cache=None)
+        block = max_length(self.recipe, self.model.config) if self.recipe.batching.packing else None
+        results, _ = evaluate_model(self.model, self.objective, rows, encoded, self.recipe.evaluation, block)
+        return results
+
+    def rows(self, inputs: Iterable[str], context: str | None = None) -> list[dict[str, Any]]:
+        """Texts, or JSON objects with a key for each role, as rows."""
+        first, *others = [role for role in self.objective.roles if role not in ("target", "label", "tags", "answers")]
+        rows = []
+        for number, text in enumerate(inputs):
+            row = json.loads(text) if text.lstrip().startswith("{") and is_json(text) else {first: text}
+            if "context" in others:
+                row.setdefault("context", context)
+            missing = [role for role in (first, *others) if self.objective.roles[role] and not row.get(role)]
+            if missing:
+                cure = "pass --context" if missing[0] == "context" else f'write it as {{"{first}": "..."}}'
+                raise DataError(f"Input {number + 1} has no {missing[0]}: {cure}.")
+            rows.append(row)
+        return rows
+
+
+def is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def load_trained(folder: str | Path, overrides: Iterable[str] = ()) -> Trained:
+    """What training has left in a folder; of another model's folder, what its config tells."""
+    folder = Path(folder)
+    if not (folder / "config.json").exists():
+        unfinished = (folder / "checkpoints").exists()
+        cure = "its training has not ended: start it again to go on" if unfinished else "give a folder that training has made"
+        raise RecipeError(f"{folder} holds no model: {cure}.")
+    config = AutoConfig.from_pretrained(folder)
+    head = (config.architectures or ["none"])[0]
+    if head not in USUAL:
+        raise RecipeError(f"{folder} holds a {head}, which is none of {', '.join(sorted(USUAL))}.")
+    recipe = load_run_recipe(folder, head, overrides)
+    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    model = getattr(glassformer, head).from_pretrained(folder).to(device).eval()
+    target = folder / "target_tokenizer"
+    objective = OBJECTIVES[recipe.objective.name](
+        recipe.objective,
+        load_tokenizer(str(folder)),
+        max_length(recipe, config),
+        target_tokenizer=load_tokenizer(str(target)) if target.exists() else None,
+        labels=None if config.problem_type == "regression" else [config.id2label[i] for i in range(config.num_labels)],
+        stride=min(recipe.data.stride, max_length(recipe, config) // 2),
+    )
+    return Trained(model, objective, recipe)
+
+
+def load_run_recipe(folder: Path, head: str, overrides: Iterable[str]) -> Recipe:
+    written = folder / "recipe.yaml"
+    usual = {"name": folder.name, "data": {"source": "none"}, "objective": {"name": USUAL[head]}}
+    content = yaml.safe_load(written.read_text(encoding="utf-8")) if written.exists() else usual
+    content.setdefault("batching", {"tokens": 8192})
+    content.setdefault("training", {"steps": 1})
+    for override in overrides:
+        apply_override(content, override)
+    return parse_recipe(content)

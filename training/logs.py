@@ -1,0 +1,93 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""What a run tells while it is going on: a progress bar, `log.jsonl`, TensorBoard and, if asked for, Weights & Biases."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from tqdm.auto import tqdm
+
+from .recipe import Logging, Recipe, RecipeError
+
+
+logger = logging.getLogger("glassformer")
+
+
+def tracker_names(options: Logging) -> list[str]:
+    if options.wandb:
+        try:
+            import wandb  # noqa: F401
+        except ImportError:
+            raise RecipeError("logging.wandb=true needs the package wandb: pip install wandb.") from None
+    return ["tensorboard"] * options.tensorboard + ["wandb"] * options.wandb
+
+
+class RunLog:
+    """One line of JSON a record. A run that goes on cuts off what an earlier process wrote after the checkpoint."""
+
+    def __init__(self, folder: Path, accelerator: Accelerator, recipe: Recipe, step: int, total: int | None, size: int):
+        self.accelerator, self.is_main = accelerator, accelerator.is_main_process
+        self.path = folder / "log.jsonl"
+        if not self.is_main:
+            return
+        self.path.touch()
+        with self.path.open("r+b") as file:
+            file.truncate(size)
+        self.file = self.path.open("a", encoding="utf-8")
+        accelerator.init_trackers(recipe.name, init_kwargs={"tensorboard": {"purge_step": step + 1}})
+        self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, mininterval=1.0)
+        self.started, self.tokens = time.perf_counter(), 0
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far, which a checkpoint notes."""
+        return self.path.stat().st_size if self.is_main else 0
+
+    def record(self, step: int, **values: Any) -> None:
+        if self.is_main:
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+            self.file.flush()
+            numbers = {name: value for name, value in flat(values).items() if isinstance(value, (int, float))}
+            self.accelerator.log(numbers, step=step)
+
+    def progress(self, loss: float, lr: float, tokens: int) -> None:
+        if self.is_main:
+            self.tokens += tokens
+            self.bar.update(1)
+            self.bar.set_postfix_str(f"loss {loss:.3f}, lr {lr:.2e}, {self.tokens_per_second:,.0f} tokens/s", refresh=False)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(time.perf_counter() - self.started, 1e-9)
+
+    def say(self, text: str) -> None:
+        if self.is_main:
+            self.bar.clear()
+            logger.info(text)
+
+    def close(self) -> None:
+        if self.is_main:
+            self.bar.close()
+            self.file.close()
+            self.accelerator.end_training()
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"validation": {"loss": 1}} -> {"validation/loss": 1}"""
+    pairs: dict[str, Any] = {}
+    for name, value in values.items():
+        pairs |= flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return pairs
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

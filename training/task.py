@@ -1,0 +1,298 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""From a recipe to what the loop needs: rows, tokenizer, objective, encoded rows, config and model."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute
+import torch
+from datasets import ClassLabel, Dataset, IterableDataset, List, Value
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+import glassformer
+from glassformer import GlassformerConfig
+
+from . import recipe as recipes
+from .batching import StreamSource, TableSource
+from .checkpoints import write_whole
+from .data import DataError, Rows, default_cache, encode_rows, fingerprint, is_complete, load_rows
+from .objectives import OBJECTIVES, CausalLM, Objective
+from .recipe import Recipe, RecipeError, expand_path
+from .tokenization import special_ids, train_tokenizer
+
+
+logger = logging.getLogger("glassformer")
+
+TOKENIZER_ROWS = 100_000  # of a stream, to train a tokenizer on
+LONGEST_CONTINUATION = 100  # new tokens of a language model that is asked for no particular number
+ENDLESS = 2**40  # a length that no text has
+
+
+@dataclass
+class Task:
+    """All that a recipe stands for, but the training itself."""
+
+    recipe: Recipe
+    objective: Objective
+    config: GlassformerConfig
+    tokenizer: PreTrainedTokenizerBase
+    target_tokenizer: PreTrainedTokenizerBase | None  # where source and target have vocabularies of their own
+    rows: dict[str, Rows]  # raw, by split
+    encoded: dict[str, Dataset]  # the same as tokens; without the training rows of a stream
+    fingerprints: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens of a packed row."""
+        return max_length(self.recipe, self.config) if self.recipe.batching.packing else None
+
+    def source(self) -> TableSource | StreamSource:
+        """Where training batches come from."""
+        recipe = self.recipe
+        if not recipe.data.streaming:
+            return TableSource(self.encoded["train"], recipe.batching, recipe.seed, self.block_size)
+        return StreamSource(
+            self.rows["train"], self._encode_window, recipe.batching, recipe.seed, recipe.data.window, self.block_size
+        )
+
+    def _encode_window(self, rows: list[dict[str, Any]], first: int) -> Dataset:
+        needed = [role for role, is_needed in self.objective.roles.items() if is_needed]
+        whole = [row for row in rows if is_complete(row, needed)]
+        if len(whole) < len(rows) and self.recipe.data.incomplete == "refuse" and self.objective.predictions_are_compared:
+            bad = next(number for number, row in enumerate(rows) if not is_complete(row, needed))
+            raise DataError(f"Row {first + bad + 1} of the stream is incomplete: fill it in, or set data.incomplete=drop.")
+        encoded = Dataset.from_dict(self.objective.encode({role: [row[role] for row in whole] for role in rows[0]}))
+        return fitting(encoded, "train", self.recipe.data.too_long, self.objective.max_length, self.recipe.data.incomplete)
+
+
+def prepare(recipe: Recipe, folder: Path | None = None) -> Task:
+    """`folder` is where a trained tokenizer is kept, and found again by a run that goes on."""
+    kind = OBJECTIVES[recipe.objective.name]
+    lenient = recipe.data if kind.predictions_are_compared else dataclasses.replace(recipe.data, incomplete="drop")
+    rows = load_rows(lenient, kind.roles, recipe.seed)
+    labels = find_labels(rows["train"], recipe)
+    tokenizer, target_tokenizer = make_tokenizers(recipe, kind, rows["train"], folder)
+    config = make_config(recipe, kind, tokenizer, target_tokenizer)
+    limit = ENDLESS if recipe.batching.packing else max_length(recipe, config)
+    objective = kind(
+        recipe.objective, tokenizer, limit,
+        target_tokenizer=target_tokenizer, labels=labels, stride=min(recipe.data.stride, limit // 2),
+    )  # fmt: skip
+    config = GlassformerConfig.from_dict(config.to_dict() | objective.config_fields)
+    task = Task(recipe, objective, config, tokenizer, target_tokenizer, rows, {})
+    for split, several in rows.items():
+        task.fingerprints[split] = fingerprint(several)
+        if isinstance(several, Dataset):
+            too_long = recipe.data.too_long if split == "train" else "truncate"  # a metric is about every row
+            encoded = encode_rows(several, objective.encode, cache_key(task, split), default_cache())
+            task.encoded[split] = fitting(encoded, split, too_long, objective.max_length, recipe.data.incomplete)
+        elif split != "train":
+            raise DataError(f"The {split} rows must be at hand: give data.files or a source for them that is not a stream.")
+    return task
+
+
+def max_length(recipe: Recipe, config: GlassformerConfig) -> int:
+    limit = recipe.data.max_length or config.max_position_embeddings
+    if config.position_encoding == "learned" and limit > config.max_position_embeddings:
+        raise RecipeError(
+            f"data.max_length={limit} is more than model.max_position_embeddings={config.max_position_embeddings}, for which "
+            f"positions are learnt: raise the latter."
+        )
+    return limit
+
+
+def cache_key(task: Task, split: str) -> str:
+    """Whatever decides how rows are encoded."""
+    tokenizers = [one.backend_tokenizer.to_str() for one in (task.tokenizer, task.target_tokenizer) if one is not None]
+    options = dataclasses.asdict(task.recipe.objective)
+    objective = task.objective
+    parts = [glassformer.__version__, task.fingerprints[split], options, objective.max_length, objective.stride, objective.labels]
+    return json.dumps([*parts, *tokenizers])
+
+
+def fitting(encoded: Dataset, split: str, too_long: str, limit: int, incomplete: str) -> Dataset:
+    """Rows that have tokens and not too many; what the recipe says is done with the others, and told."""
+    count = len(encoded)
+    longer = [number for number, was_cut in enumerate(encoded["cut"]) if was_cut]
+    empty = [number for number, length in enumerate(encoded["length"]) if length == 0]
+    if empty and incomplete == "refuse":
+        raise DataError(
+            f"{len(empty)} of {count} {split} rows have no tokens (the first is row {empty[0] + 1}): fill them in, or set "
+            f"data.incomplete=drop."
+        )
+    if longer:
+        what = f"{len(longer)} of {count} {split} rows are longer than {limit} tokens"
+        if too_long == "refuse":
+            raise DataError(
+                f"{what} (the first is row {longer[0] + 1}): set data.too_long=truncate or drop, or raise data.max_length."
+            )
+        logger.warning(f"{what} and were {'cut' if too_long == 'truncate' else 'left out'}.")
+    left_out = {*empty, *(longer if too_long == "drop" else ())}
+    if len(left_out) == count:
+        raise DataError(f"No {split} row is left: all are too long or have no tokens.")
+    encoded = encoded.remove_columns("cut")
+    return encoded.select([i for i in range(count) if i not in left_out]) if left_out else encoded
+
+
+# Labels
+
+
+def find_labels(rows: Rows, recipe: Recipe) -> list[str] | None:
+    """The names of the classes: the recipe's, the dataset's own, or all that occur in the training rows, sorted."""
+    kind = recipe.objective
+    role = {"sequence_classification": "label", "token_classification": "tags"}.get(kind.name)
+    if role is None or kind.problem_type == "regression":
+        return None
+    if recipe.data.labels:
+        return recipe.data.labels
+    feature = None if rows.features is None else rows.features[role]
+    inner = feature.feature if isinstance(feature, List) else feature
+    if isinstance(inner, ClassLabel):
+        return list(inner.names)
+    if isinstance(rows, IterableDataset):
+        raise DataError("The classes of a stream are not known before it is read: name them in data.labels.")
+    values = {one for value in rows[role] for one in (value if isinstance(value, list) else [value])}
+    whole = isinstance(inner, Value) and inner.dtype.startswith(("int", "uint"))
+    return [str(value) for value in (sorted(values) if whole else sorted(values, key=str))]
+
+
+# Tokenizers
+
+
+def make_tokenizers(
+    recipe: Recipe, kind: type[Objective], rows: Rows, folder: Path | None
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
+    """One for source and target, or one each. Trained ones are kept in the folder of the run."""
+    options = recipe.tokenizer
+    path = options.path or recipe.model.get("path")
+    if path:
+        return load_tokenizer(expand_path(path)), None
+    kept = None if folder is None else folder / "tokenizer"
+    if kept is not None and kept.exists():
+        return load_tokenizer(str(kept)), load_tokenizer(str(kept / "target")) if (kept / "target").exists() else None
+    separate = not options.joint and "target" in kind.roles
+    first = next(iter(kind.roles))
+    tokenizer = _train(recipe, kind, texts_of(rows, [first] if separate else list(kind.roles)))
+    target_tokenizer = _train(recipe, kind, texts_of(rows, ["target"])) if separate else None
+
+    def save(path: Path) -> None:
+        tokenizer.save_pretrained(path)
+        if target_tokenizer is not None:
+            target_tokenizer.save_pretrained(path / "target")
+
+    if kept is not None:
+        write_whole(kept, save)
+    return tokenizer, target_tokenizer
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"No tokenizer can be loaded from {path}: {' '.join(str(error).split())[:200]}") from None
+    if not tokenizer.is_fast:
+        raise RecipeError(f"The tokenizer in {path} has no tokenizer.json: convert it to a fast one first.")
+    return tokenizer
+
+
+def _train(recipe: Recipe, kind: type[Objective], texts: Iterator[str]) -> PreTrainedTokenizerBase:
+    options = recipe.tokenizer
+    return train_tokenizer(
+        texts, options.kind, options.vocab_size,
+        lowercase=options.lowercase, min_frequency=options.min_frequency, adds=kind.adds,
+        num_sentinels=options.sentinels if recipe.objective.name == "span_corruption" else 0,
+    )  # fmt: skip
+
+
+def texts_of(rows: Rows, roles: list[str]) -> Iterator[str]:
+    """Every text in these columns; repeated contexts, as in question answering, once."""
+    seen = set()
+    for row in rows if isinstance(rows, Dataset) else rows.take(TOKENIZER_ROWS):
+        for role in roles:
+            value = row.get(role)
+            if role == "tokens":
+                yield " ".join(value)
+            elif isinstance(value, str) and role != "label":
+                if role == "context" and hash(value) in seen:
+                    continue
+                seen.add(hash(value) if role == "context" else None)
+                yield value
+
+
+# Config and model
+
+
+def make_config(
+    recipe: Recipe,
+    kind: type[Objective],
+    tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase | None,
+) -> GlassformerConfig:
+    """The recipe's fields on top of a preset, with sizes and special ids that the tokenizer decides."""
+    fields = {name: value for name, value in recipe.model.items() if name not in ("preset", "path")}
+    fields = {**special_ids(tokenizer), **fields}
+    fields.setdefault("vocab_size", max(len(tokenizer), len(target_tokenizer or ())))
+    if fields["vocab_size"] < len(tokenizer):
+        raise RecipeError(f"model.vocab_size={fields['vocab_size']} is too small for the tokenizer's {len(tokenizer)} tokens.")
+    if target_tokenizer is not None:  # two vocabularies share no table
+        fields.setdefault("embedding_tying", "target-output")
+    try:
+        if path := recipe.model.get("path"):
+            return AutoConfig.from_pretrained(expand_path(path), **fields)
+        if preset := recipe.model.get("preset"):
+            return _in_shape(GlassformerConfig.from_preset(preset, **fields), kind, fields)
+        return _in_shape(GlassformerConfig(**fields), kind, fields)
+    except (OSError, ValueError, TypeError) as error:
+        raise RecipeError(f"model: {' '.join(str(error).split())}") from error
+
+
+def _in_shape(config: GlassformerConfig, kind: type[Objective], given: dict[str, Any]) -> GlassformerConfig:
+    """A preset with two stacks serves objectives that need one: the other is left out unless the recipe asks for it."""
+    if config.shape in kind.shapes or config.shape != "encoder-decoder":
+        return config
+    other = "num_decoder_layers" if kind.shapes[0] == "encoder" else "num_encoder_layers"
+    if other in given or f"{other.split('_')[1]}_layers" in given:
+        return config
+    return GlassformerConfig.from_dict(config.to_dict() | {other: 0, "pooling": None})
+
+
+def build_model(task: Task, checkpoint: Path | None = None) -> PreTrainedModel:
+    """From a checkpoint of this run, from the weights that the recipe starts from, or from scratch."""
+    head = getattr(glassformer, task.objective.head)
+    start = checkpoint or task.recipe.model.get("path")
+    if start:
+        model = head.from_pretrained(expand_path(str(start)), config=task.config, dtype=torch.float32)
+    else:
+        torch.manual_seed(task.recipe.seed)
+        model = head(task.config)
+    if model.can_generate():
+        model.generation_config = generation_config(task)
+    return model
+
+
+def generation_config(task: Task) -> GenerationConfig:
+    """How long a text may become if nobody says: a little more than the longest target of the training rows."""
+    config = GenerationConfig.from_model_config(task.config)
+    longest = LONGEST_CONTINUATION
+    if not isinstance(task.objective, CausalLM) and "labels" in task.encoded.get("train", {}).features:
+        lengths = pyarrow.compute.list_value_length(task.encoded["train"].data.column("labels"))
+        longest = int(pyarrow.compute.max(lengths).as_py() * 1.2) + 2
+    elif not isinstance(task.objective, CausalLM):
+        longest = max_length(task.recipe, task.config)
+    config.max_new_tokens = longest
+    for name, value in task.recipe.evaluation.generation.items():
+        if not hasattr(config, name):
+            raise RecipeError(f"evaluation.generation has no {name!r}{recipes.nearest(name, GenerationConfig().to_dict())}")
+        setattr(config, name, value)
+    return config
