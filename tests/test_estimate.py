@@ -174,7 +174,7 @@ WAYS = {
     [
         *(("encoder-decoder", "default", way) for way in WAYS),
         *((shape, "default", way) for shape in ("encoder", "decoder") for way in ("default", "checkpointed")),
-        *(("decoder", "modern", way) for way in WAYS),
+        *(("decoder", "modern", way) for way in ("default", "checkpointed-logits", "bf16")),
         *(("encoder", "eager", way) for way in ("default", "bf16")),
     ],
 )
@@ -191,8 +191,8 @@ def test_the_total_is_the_peak_of_a_real_update(shape, variant, way):
 
 
 def test_a_large_vocabulary_costs_a_chunk_of_logits_or_all_of_them():
-    model = language_model("decoder", vocab_size=5000)
-    ids = torch.randint(5, V, (32, S))  # 1280 positions
+    model = language_model("decoder", vocab_size=2000)
+    ids = torch.randint(5, V, (32, S))  # 1280 positions, which is more than a chunk
     for return_logits in (True, False):
         measured = peak_of_an_update(model, contextlib.nullcontext(), input_ids=ids, labels=ids, return_logits=return_logits)
         memory = estimate_memory(model.config, type(model), 32, S, return_logits=return_logits)

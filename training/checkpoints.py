@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -37,7 +38,7 @@ from .recipe import Recipe
 
 MANIFEST = "checksums.json"
 WEIGHTS, AVERAGE, OPTIMIZER, LOOP = "model.safetensors", "average.safetensors", "optimizer.safetensors", "loop.json"
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 logger = logging.getLogger("glassformer")
@@ -63,7 +64,7 @@ class LoopState:
     evaluations_without_gain: int = 0
     health: dict[str, Any] = dataclasses.field(default_factory=dict)
     schedulers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    learning_rates: list[list[float]] = dataclasses.field(default_factory=list)
+    optimizer_groups: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
     scaler: dict[str, Any] | None = None
     log_bytes: int = 0  # what the log held when this was written
     processes: int = 1
@@ -188,19 +189,37 @@ def find_damage(path: Path) -> str | None:
 
 
 def gather_optimizers(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """The whole state by parameter name. Every process must call it; the first one gets the tensors."""
-    state = get_optimizer_state_dict(model, optimizers, options=WHOLE)
-    return {name: value.contiguous() for name, value in state.items() if isinstance(value, Tensor)}
+    """The whole state, by parameter and name. Every process must call it; the first one gets the tensors."""
+    state = get_optimizer_state_dict(model, optimizers, options=WHOLE).get("state", {})
+    return {
+        f"{parameter}/{name}": torch.as_tensor(value) for parameter, values in state.items() for name, value in values.items()
+    }
 
 
 def restore_optimizers(model: nn.Module, optimizers: list[Optimizer], file: Path) -> None:
-    """What `gather_optimizers` has saved; hyperparameters are the recipe's."""
-    saved = load_file(file)
-    state = get_optimizer_state_dict(model, optimizers, options=WHOLE)
-    expected = {name for name, value in state.items() if isinstance(value, Tensor)}
-    if expected and expected != set(saved):
-        raise CheckpointError(f"{file} belongs to another model or optimiser: start in a new output folder.")
-    set_optimizer_state_dict(model, optimizers, {**state, **saved}, options=WHOLE)
+    """What `gather_optimizers` has saved. The first process reads it and hands it on; hyperparameters are the recipe's."""
+    current = get_optimizer_state_dict(model, optimizers, options=WHOLE)
+    if current:
+        saved = load_file(file)
+        names = {f"{parameter}/{name}": (parameter, name) for parameter, values in current["state"].items() for name in values}
+        if set(names) != set(saved):
+            raise CheckpointError(f"{file} belongs to another model or optimiser: set output to another folder.")
+        for key, (parameter, name) in names.items():
+            was_tensor = isinstance(current["state"][parameter][name], Tensor)
+            current["state"][parameter][name] = saved[key] if was_tensor else saved[key].item()
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=several)
+    set_optimizer_state_dict(model, optimizers, current, options=options)
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What the groups of parameters hold beside them: the learning rate of the moment, counters of some optimisers."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def restore_groups(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
+    for group, saved in zip(optimizer.param_groups, settings):
+        group |= {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:

@@ -49,6 +49,9 @@ def load_rows(data: Data, roles: dict[str, bool], seed: int = 0) -> dict[str, Ro
     splits = _cut_validation(_load_splits(data), data, seed)
     if "train" in splits and data.size is not None and not data.source.startswith("builtin:"):
         splits["train"] = splits["train"].take(data.size)
+    for split, rows in splits.items():
+        if split != "train" and isinstance(rows, IterableDataset):  # evaluation is about all rows: they are read now
+            splits[split] = Dataset.from_list(list(rows))
     return {split: _with_roles(rows, split, data, roles) for split, rows in splits.items()}
 
 

@@ -68,7 +68,7 @@ def estimate_memory(
     model = empty_model(config, head_class)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     count = sum(shape.numel() for shape in shapes.values())
-    activations = Activations(config, batch_size, PRECISIONS[precision], on_cpu=torch.device(device).type == "cpu")
+    activations = Activations(model.config, batch_size, PRECISIONS[precision], on_cpu=torch.device(device).type == "cpu")
     kept = activations.kept(source_length, target_length, gradient_checkpointing)
     on_top = activations.backward(source_length, target_length, gradient_checkpointing)
     if hasattr(model, "lm_head"):
@@ -236,7 +236,7 @@ def kept_by_activation(name: str) -> tuple[int, bool]:
         kept.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = ACT2FN[name](torch.ones(1, requires_grad=True) * 1)
     places = {tensor.data_ptr() for tensor in kept}
     return len(places), result.data_ptr() in places

@@ -78,7 +78,8 @@ class RunLog:
         if self.is_main:
             self.bar.close()
             self.file.close()
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

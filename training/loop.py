@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration, broadcast_object_list
+from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -43,16 +43,19 @@ from .checkpoints import (
     CheckpointFolder,
     LoopState,
     gather_optimizers,
+    group_settings,
     open_run,
     read_weights,
+    restore_groups,
     restore_optimizers,
     write_json,
     write_tensors,
 )
+from .devices import make_accelerator, reshard, spread
 from .evaluation import ALONE, Group, check_metrics, describe, evaluate_model, evaluation_group
 from .finish import finish
 from .health import Health
-from .logs import RunLog, tracker_names
+from .logs import RunLog
 from .metrics import is_better
 from .optimization import WeightAverage, make_optimizers, make_schedule
 from .recipe import Recipe, RecipeError
@@ -87,22 +90,9 @@ def train(recipe: Recipe) -> Path:
         training = Training(task, accelerator, folder)
         training.run()
         finish(task, accelerator, folder, training.checkpoints, training.state)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
     return folder
-
-
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    precision = {"float32": "no", "bf16": "bf16", "fp16": "fp16", None: None}[recipe.training.precision]
-    trackers = tracker_names(recipe.logging)
-    places = ProjectConfiguration(project_dir=str(recipe.folder), logging_dir=str(recipe.folder / "tensorboard"))
-    try:
-        accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_config=places)
-    except ValueError as error:
-        raise RecipeError(f"training.precision={recipe.training.precision}: {error}") from None
-    if not accelerator.is_main_process:
-        logger.setLevel(logging.ERROR)  # one voice is enough
-    if accelerator.distributed_type == DistributedType.DEEPSPEED and recipe.batching.accumulation > 1:
-        raise RecipeError("DeepSpeed accumulates by itself: set batching.accumulation=1 and raise batching.tokens.")
-    return accelerator
 
 
 class Training:
@@ -163,7 +153,7 @@ class Training:
                 scheduler.step()
             optimizer.zero_grad()
         if self.average is not None:
-            self.average.update(self.model)
+            self.average.update(self.plain_model)
         self.count(batches)
 
     def backward(self, batch: MicroBatch, total: int, last: bool) -> float:
@@ -220,13 +210,13 @@ class Training:
         if options.compile:
             model.compile(dynamic=True)
         optimizers = make_optimizers(model, self.recipe.optimizer, self.recipe.schedule)
-        self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
+        self.model, *self.optimizers = spread(self.accelerator, model, optimizers)
         self.plain_model = self.accelerator.unwrap_model(self.model)
         self.schedulers = [
             make_schedule(optimizer.optimizer, self.recipe.schedule, self.task.config.d_model, self.total)
             for optimizer in self.optimizers
         ]
-        self.average = None if options.ema is None else WeightAverage(self.model, options.ema)
+        self.average = None if options.ema is None else WeightAverage(self.plain_model, options.ema)
 
     def resume(self, checkpoint: Path | None) -> None:
         self.state = LoopState(processes=self.accelerator.num_processes)
@@ -239,12 +229,10 @@ class Training:
                 )
             inner = [optimizer.optimizer for optimizer in self.optimizers]
             restore_optimizers(self.model, inner, checkpoint / OPTIMIZER)
-            for optimizer, scheduler, saved, rates in zip(
-                inner, self.schedulers, self.state.schedulers, self.state.learning_rates
-            ):
+            for optimizer, groups in zip(inner, self.state.optimizer_groups):
+                restore_groups(optimizer, groups)
+            for scheduler, saved in zip(self.schedulers, self.state.schedulers):
                 scheduler.load_state_dict(saved)
-                for group, rate in zip(optimizer.param_groups, rates):
-                    group["lr"] = rate
             if self.accelerator.scaler is not None and self.state.scaler is not None:
                 self.accelerator.scaler.load_state_dict(self.state.scaler)
             if self.average is not None:
@@ -381,6 +369,7 @@ class Training:
             results, _ = evaluate_model(
                 self.plain_model, self.objective, rows, encoded, self.recipe.evaluation, self.task.block_size, self.group
             )
+            reshard(self.plain_model)
         self.log.record(self.state.step, validation=results)
         self.log.say(f"update {self.state.step}: validation {describe(results)}")
         return self.note_best(results)
@@ -400,17 +389,17 @@ class Training:
         if self.average is None:
             yield
             return
-        self.average.swap(self.model)
+        self.average.swap(self.plain_model)
         try:
             yield
         finally:
-            self.average.swap(self.model)
+            self.average.swap(self.plain_model)
 
     def save(self, kind: str) -> None:
         state = self.state
         state.health = dataclasses.asdict(self.health)
         state.schedulers = [scheduler.state_dict() for scheduler in self.schedulers]
-        state.learning_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        state.optimizer_groups = [group_settings(optimizer) for optimizer in self.optimizers]
         state.scaler = None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict()
         state.log_bytes = self.log.size
         weights = self.gather_weights()
@@ -432,7 +421,7 @@ class Training:
     def gather_weights(self) -> dict[str, Tensor]:
         """Every weight once, tied ones under one name, whole even if they are spread over processes."""
         state = get_model_state_dict(self.model, options=WHOLE)
-        names = {name.removeprefix("module.").replace("_orig_mod.", "") for name, _ in self.model.named_parameters()}
+        names = {name for name, _ in self.plain_model.named_parameters()}
         return {name: tensor for name, tensor in state.items() if name in names}
 
 

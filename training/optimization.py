@@ -159,7 +159,7 @@ class WeightAverage:
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Saved weights, of which each process takes the part that it holds."""
         for name, tensor in self.weights.items():
-            saved = weights[name.removeprefix("module.")].to(tensor.device)
+            saved = weights[name].to(tensor.device)
             if isinstance(tensor, DTensor):
                 saved = distribute_tensor(saved, tensor.device_mesh, tensor.placements)
             tensor.copy_(saved)

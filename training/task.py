@@ -97,8 +97,6 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Task:
             too_long = recipe.data.too_long if split == "train" else "truncate"  # a metric is about every row
             encoded = encode_rows(several, objective.encode, cache_key(task, split), default_cache())
             task.encoded[split] = fitting(encoded, split, too_long, objective.max_length, recipe.data.incomplete)
-        elif split != "train":
-            raise DataError(f"The {split} rows must be at hand: give data.files or a source for them that is not a stream.")
     return task
 
 
@@ -284,13 +282,14 @@ def build_model(task: Task, checkpoint: Path | None = None) -> PreTrainedModel:
 def generation_config(task: Task) -> GenerationConfig:
     """How long a text may become if nobody says: a little more than the longest target of the training rows."""
     config = GenerationConfig.from_model_config(task.config)
-    longest = LONGEST_CONTINUATION
-    if not isinstance(task.objective, CausalLM) and "labels" in task.encoded.get("train", {}).features:
-        lengths = pyarrow.compute.list_value_length(task.encoded["train"].data.column("labels"))
-        longest = int(pyarrow.compute.max(lengths).as_py() * 1.2) + 2
-    elif not isinstance(task.objective, CausalLM):
-        longest = max_length(task.recipe, task.config)
-    config.max_new_tokens = longest
+    encoded = task.encoded.get("train")
+    if isinstance(task.objective, CausalLM):
+        config.max_new_tokens = LONGEST_CONTINUATION
+    elif encoded is not None and "labels" in encoded.column_names:
+        longest = pyarrow.compute.max(pyarrow.compute.list_value_length(encoded.data.column("labels"))).as_py()
+        config.max_new_tokens = int(longest * 1.2) + 2
+    else:
+        config.max_new_tokens = max_length(task.recipe, task.config)
     for name, value in task.recipe.evaluation.generation.items():
         if not hasattr(config, name):
             raise RecipeError(f"evaluation.generation has no {name!r}{recipes.nearest(name, GenerationConfig().to_dict())}")

@@ -103,7 +103,7 @@ class Lesson:
     min_frequency: int
 
     def fit(self, model: models.Model, trainer: trainers.Trainer) -> Tokenizer:
-        """A model trained on the texts. Only the model is of use: what trainers take for special tokens may be none."""
+        """A model trained on the texts, in a tokenizer that is good for nothing else."""
         backend = Tokenizer(model)
         backend.normalizer, backend.pre_tokenizer = self.normalizer, KINDS[self.kind].pre_tokenizer
         backend.train_from_iterator(self.texts, trainer)

@@ -1,0 +1,91 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Accelerate, told what it does not find out by itself: which devices, and how a model is spread over them."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from .logs import tracker_names
+from .recipe import Recipe, RecipeError
+
+
+logger = logging.getLogger("glassformer")
+
+PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16", None: None}
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """As `accelerate launch` has configured it; without a launch, one process on the best device there is."""
+    places = ProjectConfiguration(project_dir=str(recipe.folder), logging_dir=str(recipe.folder / "tensorboard"))
+    try:
+        accelerator = Accelerator(
+            mixed_precision=PRECISIONS[recipe.training.precision],
+            log_with=tracker_names(recipe.logging) or None,
+            project_config=places,
+            cpu=not has_accelerator() or None,
+        )
+    except (ValueError, ImportError) as error:
+        raise RecipeError(f"training.precision={recipe.training.precision} does not work here: {error}") from None
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.distributed_type == DistributedType.MULTI_CPU:
+        shard_on_cpu(accelerator)
+    if not accelerator.is_main_process:
+        logger.setLevel(logging.ERROR)  # one voice is enough
+    if accelerator.distributed_type == DistributedType.DEEPSPEED and recipe.batching.accumulation > 1:
+        raise RecipeError("DeepSpeed accumulates by itself: set batching.accumulation=1 and raise batching.tokens.")
+    return accelerator
+
+
+def has_accelerator() -> bool:
+    return torch.accelerator.is_available()
+
+
+def shard_on_cpu(accelerator: Accelerator) -> None:
+    """accelerate falls back to replicas on a CPU, without a word; FSDP2 itself works there, and our tests use it."""
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+    accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def spread(accelerator: Accelerator, model: PreTrainedModel, optimizers: list[Optimizer]) -> list:
+    """`accelerator.prepare` for a model and its optimisers -> both, ready for this process' part."""
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return list(accelerator.prepare(model, *optimizers))
+    plugin = accelerator.state.fsdp_plugin
+    layers = {type(module).__name__ for module in model.modules()}
+    plugin.transformer_cls_names_to_wrap = [name for name in model._no_split_modules if name in layers]
+    if accelerator.mixed_precision != "no":  # the loss is a sum over many labels: it stays in float32
+        half = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float16
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    with one_unit_for_embeddings(model):
+        return list(accelerator.prepare(model, *optimizers))
+
+
+@contextlib.contextmanager
+def one_unit_for_embeddings(model: PreTrainedModel) -> Iterator[None]:
+    """accelerate shards embeddings apart from the rest, which tied ones do not allow: it is not shown any."""
+    model.get_input_embeddings = model.get_output_embeddings = lambda: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.get_input_embeddings, model.get_output_embeddings
+
+
+def reshard(model: PreTrainedModel) -> None:
+    """After a forward pass without a backward pass, FSDP2 still holds whole weights: each process goes back to its part."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
