@@ -13,6 +13,7 @@ Everything that is heavy is imported by the command that needs it, so that `glas
 import json
 import logging
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -154,8 +155,10 @@ def main(command: str | None = None) -> None:
 
 
 def is_for_people(error: Exception) -> bool:
-    """Errors of ours, whose message is a sentence with a cure."""
-    return type(error).__module__.startswith("glassformer.")
+    """Whether our own code has raised it, in so many words: then its message is a sentence with a cure."""
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    ours = Path(raised.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+    return ours and (raised.line or "").startswith("raise ")
 
 
 def set_up_messages() -> None:

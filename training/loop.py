@@ -106,7 +106,7 @@ class Training:
         self.loader = Loader(
             task.source(), self.objective.collate, self.recipe.batching, accelerator.process_index, accelerator.num_processes
         )
-        self.total = self.total_updates()
+        self.total = total_updates(self.recipe, self.loader)
         checkpoint = self.newest_checkpoint()
         self.build(checkpoint)
         self.resume(checkpoint)
@@ -183,13 +183,6 @@ class Training:
             raise self.interruption()
 
     # Beginnings
-
-    def total_updates(self) -> int | None:
-        limits = self.recipe.training
-        counts = [] if limits.steps is None else [limits.steps]
-        if limits.epochs is not None and not self.recipe.data.streaming:
-            counts.append(self.loader.num_updates(limits.epochs))
-        return min(counts) if counts else None
 
     def newest_checkpoint(self) -> Path | None:
         found: list[Any] = [None]
@@ -423,6 +416,15 @@ class Training:
         state = get_model_state_dict(self.model, options=WHOLE)
         names = {name for name, _ in self.plain_model.named_parameters()}
         return {name: tensor for name, tensor in state.items() if name in names}
+
+
+def total_updates(recipe: Recipe, loader: Loader) -> int | None:
+    """Where steps and epochs end the run; None if only the clock does."""
+    limits = recipe.training
+    counts = [] if limits.steps is None else [limits.steps]
+    if limits.epochs is not None and not recipe.data.streaming:
+        counts.append(loader.num_updates(limits.epochs))
+    return min(counts) if counts else None
 
 
 class StopSignal:

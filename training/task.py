@@ -194,6 +194,19 @@ def make_tokenizers(
     return tokenizer, target_tokenizer
 
 
+def train_tokenizers(recipe: Recipe, folder: Path) -> dict[Path, PreTrainedTokenizerBase]:
+    """The tokenizers of a recipe alone, by the folders that they were saved in."""
+    if folder.exists() and any(folder.iterdir()):
+        raise RecipeError(f"{folder} is not empty: name another folder.")
+    kind = OBJECTIVES[recipe.objective.name]
+    tokenizer, target_tokenizer = make_tokenizers(recipe, kind, load_rows(recipe.data, kind.roles, recipe.seed)["train"], None)
+    tokenizer.save_pretrained(folder)
+    if target_tokenizer is None:
+        return {folder: tokenizer}
+    target_tokenizer.save_pretrained(folder / "target")
+    return {folder: tokenizer, folder / "target": target_tokenizer}
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)

@@ -1,0 +1,120 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""What a recipe would do, before it does it: the resolved recipe, sizes, and what the run will need."""
+
+import itertools
+from pathlib import Path
+
+import torch
+
+import glassformer
+from glassformer import GlassformerConfig, configuration
+
+from .batching import Loader, Position
+from .devices import has_accelerator
+from .estimate import (
+    estimate_memory,
+    estimate_seconds,
+    matmul_rate,
+    parameter_count,
+    readable_bytes,
+    readable_count,
+    readable_time,
+    training_flops,
+)
+from .loop import total_updates
+from .recipe import Recipe
+from .task import Task, prepare
+
+
+SAMPLE = 20  # batches to look at
+EFFICIENCY = 0.5  # share of the machine's matrix-product rate that training is taken to reach
+
+
+def describe_plan(recipe: Recipe) -> str:
+    """Everything that `--dry-run` prints. A tokenizer is trained if need be, a model is not."""
+    task = prepare(recipe)
+    loader = Loader(task.source(), task.objective.collate, recipe.batching)
+    batches = [batch.tensors for batches, _ in itertools.islice(loader.updates(Position()), SAMPLE) for batch in batches]
+    total = total_updates(recipe, loader)
+    lines = [recipe.to_yaml(), *describe_sizes(task, batches, total), *describe_needs(task, batches, total)]
+    return "\n".join(lines)
+
+
+def describe_sizes(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> list[str]:
+    recipe, counts = task.recipe, [task.objective.count_tokens(tensors) for tensors in batches]
+    per_update = sum(real for real, _ in counts) / len(counts) * recipe.batching.accumulation
+    padding = 1 - sum(real for real, _ in counts) / sum(padded for _, padded in counts)
+    rows = {split: len(rows) for split, rows in task.encoded.items()}
+    return [
+        f"rows              {', '.join(f'{split} {count:,}' for split, count in rows.items())}",
+        f"vocabulary        {task.config.vocab_size:,} tokens",
+        f"parameters        {parameter_count(task.config, head_of(task)):,}",
+        f"updates           {total or 'until the time is up'}",
+        f"tokens an update  {per_update:,.0f} for each process, {padding:.1%} padding",
+    ]
+
+
+def describe_needs(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> list[str]:
+    recipe, head = task.recipe, head_of(task)
+    device = torch.accelerator.current_accelerator() if has_accelerator() else torch.device("cpu")
+    shapes = [batch_shape(task, tensors) for tensors in batches]
+    memory = max(
+        (estimate_memory(
+            task.config, head, *shape, optimizer=recipe.optimizer.name, precision=recipe.training.precision or "float32",
+            gradient_checkpointing=recipe.training.gradient_checkpointing, device=device,
+        ) for shape in shapes),
+        key=lambda needs: needs["total"],
+    )  # fmt: skip
+    parts = ", ".join(f"{name} {readable_bytes(memory[name])}" for name in ("weights", "gradients", "optimizer", "activations"))
+    lines = [f"memory            about {readable_bytes(memory['total'])} for each process ({parts})"]
+    if total is None:
+        return lines
+    flops = sum(training_flops(task.config, head, *shape) for shape in shapes) / len(shapes)
+    rate = matmul_rate(device)
+    seconds = estimate_seconds(flops * recipe.batching.accumulation * total, rate, EFFICIENCY)
+    return [
+        *lines,
+        f"time              about {readable_time(seconds)} of updates in one process, at {EFFICIENCY:.0%} of the "
+        f"{readable_count(rate)}FLOP/s that {device} has just shown; evaluation comes on top",
+    ]
+
+
+def batch_shape(task: Task, tensors: dict[str, torch.Tensor]) -> tuple[int, ...]:
+    """Examples, source length and, for two stacks, target length."""
+    examples, length = tensors["input_ids"].shape
+    return (examples, length, tensors["labels"].shape[1]) if task.config.is_encoder_decoder else (examples, length)
+
+
+def head_of(task: Task) -> type:
+    return getattr(glassformer, task.objective.head)
+
+
+# Presets
+
+HEADS = {
+    "encoder-decoder": "GlassformerForConditionalGeneration",
+    "encoder": "GlassformerForMaskedLM",
+    "decoder": "GlassformerForCausalLM",
+}
+
+
+def describe_presets() -> str:
+    """The named sizes, smallest first, as a Markdown table."""
+    folder = Path(configuration.__file__).parent / "presets"
+    rows = sorted(describe_preset(path.stem) for path in folder.glob("*.json"))
+    head = "| preset | shape | layers | width | positions | parameters |\n| --- | --- | --- | --- | --- | --- |"
+    return "\n".join([head, *(row for _, row in rows)])
+
+
+def describe_preset(name: str) -> tuple[int, str]:
+    """Number of parameters of the model that predicts tokens, and a row of the table."""
+    config = GlassformerConfig.from_preset(name)
+    count = parameter_count(config, getattr(glassformer, HEADS[config.shape]))
+    layers = f"{config.num_encoder_layers}+{config.num_decoder_layers}"
+    return count, f"| `{name}` | {config.shape} | {layers} | {config.d_model} | {config.position_encoding} | {count / 1e6:.1f}M |"
