@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
@@ -30,6 +31,7 @@ PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16", None: None}
 
 def make_accelerator(recipe: Recipe) -> Accelerator:
     """As `accelerate launch` has configured it; without a launch, one process on the best device there is."""
+    AcceleratorState._reset_state()  # of an earlier run in this process, which may have had another precision
     places = ProjectConfiguration(project_dir=str(recipe.folder), logging_dir=str(recipe.folder / "tensorboard"))
     try:
         accelerator = Accelerator(

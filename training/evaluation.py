@@ -31,6 +31,16 @@ from .recipe import Batching, Evaluation, RecipeError
 
 FROM_LOSS = ("loss", "perplexity", "token_accuracy")  # known without predicting anything
 
+# What heads predict and what it is compared with, in the terms of `metrics.Measure.inputs`
+ANSWERS: dict[str, tuple[Any, Any]] = {
+    "GlassformerForConditionalGeneration": ("string", "string"),
+    "GlassformerForTokenClassification": (["string"], ["string"]),
+    "GlassformerForQuestionAnswering": ("string", ["string"]),
+    "single_label_classification": ("int64", "int64"),
+    "multi_label_classification": (["int64"], ["int64"]),
+    "regression": ("float64", "float64"),
+}
+
 
 @dataclass
 class Group:
@@ -50,13 +60,21 @@ def evaluation_group(accelerator: Accelerator) -> Group:
 
 def check_metrics(objective: Objective, names: Sequence[str]) -> None:
     """Known names, and such that the objective has something to show for them."""
+    suitable = suitable_metrics(objective)
     for name in names:
         if name not in FROM_LOSS and name not in metrics.METRICS:
-            raise RecipeError(f"There is no metric {name!r}: {metrics.suggest(name, [*metrics.METRICS, *FROM_LOSS])}")
-        if name not in FROM_LOSS and not objective.predictions_are_compared:
-            raise RecipeError(f"The metric {name} compares predictions, but this objective has {', '.join(FROM_LOSS)} only.")
+            raise RecipeError(f"There is no metric {name!r}: {metrics.suggest(name, {*metrics.METRICS, *FROM_LOSS})}")
+        if name not in suitable:
+            raise RecipeError(f"The metric {name} cannot judge this objective: choose from {', '.join(suitable)}.")
         if name not in FROM_LOSS:
             metrics.load(name)  # says at once which package is missing
+
+
+def suitable_metrics(objective: Objective) -> list[str]:
+    if not objective.predictions_are_compared:
+        return list(FROM_LOSS)
+    forms = ANSWERS[getattr(objective, "kind", objective.head)]
+    return ["loss", "perplexity", *(name for name, measure in metrics.METRICS.items() if forms in measure.inputs)]
 
 
 def evaluate_model(
@@ -70,6 +88,7 @@ def evaluate_model(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Results by key, and the predictions if a metric asked for them. Label smoothing and dropout are off."""
     names = options.metrics or list(objective.metrics)
+    check_metrics(objective, names)
     was_training = model.training
     model.eval()
     try:
@@ -103,11 +122,13 @@ def evaluate_loss(
         right = right_guesses(objective, outputs.logits, tensors["labels"]) if from_logits else 0
         sums += [outputs.loss.item(), objective.num_items(tensors), right]
     total, count, right = np.sum(group.gather([sums]), axis=0).tolist()
-    results = {"loss": total / max(count, 1)}
+    if not count:
+        raise ValueError("The rows to evaluate on ask for no token at all: give longer texts.")
+    results = {"loss": total / count}
     if "perplexity" in names:
         results |= metrics.load("perplexity").compute(predictions=[total], references=[int(count)])
     if from_logits:
-        results["token_accuracy"] = right / max(count, 1)
+        results["token_accuracy"] = right / count
     return results
 
 
@@ -137,7 +158,7 @@ def predict_rows(
     group: Group = ALONE,
 ) -> list[Any]:
     """What the model answers to each row. Rows of like length share a batch, longest first; answers come in the rows' order."""
-    features = objective.prompts(list(rows))
+    features = objective.prompts(list(rows)) if len(rows) else []
     lengths = np.array([len(feature["input_ids"]) for feature in features])
     if not lengths.all():
         row = features[int(lengths.argmin())]["row"]

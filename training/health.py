@@ -17,7 +17,7 @@ HIGH, LOW = 10.0, 1e-6  # gradient norms that are too large and too small to lea
 
 @dataclass
 class Health:
-    """Watches loss and gradient norm. Every warning is given once; all fields are numbers, to be saved with the run."""
+    """Watches loss and gradient norm. Every warning is given once; all fields are plain values, to be saved with the run."""
 
     first_losses: list[float] = field(default_factory=list)
     last_losses: list[float] = field(default_factory=list)

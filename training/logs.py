@@ -9,6 +9,7 @@
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
+from .estimate import readable_time
 from .recipe import Logging, Recipe, RecipeError
 
 
@@ -40,11 +42,12 @@ class RunLog:
         if not self.is_main:
             return
         self.path.touch()
-        with self.path.open("r+b") as file:
-            file.truncate(size)
+        # After a crash of the machine there may be less than the checkpoint knew of, and half a line at the end.
+        os.truncate(self.path, self.path.read_bytes()[:size].rfind(b"\n") + 1)
         self.file = self.path.open("a", encoding="utf-8")
         accelerator.init_trackers(recipe.name, init_kwargs={"tensorboard": {"purge_step": step + 1}})
-        self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, mininterval=1.0)
+        self.total = total
+        self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
         self.started, self.tokens = time.perf_counter(), 0
 
     @property
@@ -58,6 +61,14 @@ class RunLog:
             self.file.flush()
             numbers = {name: value for name, value in flat(values).items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=step)
+
+    def report(self, step: int, loss: float, lr: float) -> None:
+        """A line for those who do not see the bar."""
+        if self.is_main and self.bar.disable:
+            rate = (time.perf_counter() - self.started) / max(step - self.bar.initial, 1)
+            left = "" if self.total is None else f", {readable_time(rate * (self.total - step))} left"
+            total = "" if self.total is None else f"/{self.total}"
+            logger.info(f"update {step}{total}: loss {loss:.4f}, lr {lr:.2e}, {self.tokens_per_second:,.0f} tokens/s{left}")
 
     def progress(self, loss: float, lr: float, tokens: int) -> None:
         if self.is_main:

@@ -296,10 +296,12 @@ class Training:
         state.seconds = self.seconds_before + time.perf_counter() - self.session_start
         if state.step % self.recipe.logging.every and not self.is_over:
             return
+        loss = state.loss_sum / state.loss_count
+        self.log.report(state.step, loss, self.lr)
         self.log.record(
             state.step,
             epoch=state.position.epoch,
-            loss=state.loss_sum / state.loss_count,
+            loss=loss,
             lr=self.lr,
             gradient_norm=self.norm,
             tokens=state.tokens,

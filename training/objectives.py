@@ -355,7 +355,7 @@ class PrefixLM(CausalLM):
         positions = (tokens.long().cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
             cache = model(ids, prefix_mask(tokens, tokens), positions, use_cache=True).past_key_values
-        cache.crop(ids.shape[1] - 1)  # `generate` wants to read the last token itself, and reads the same
+        cache.crop(-1)  # `generate` wants to read the last token itself, and reads the same
         written = model.generate(ids, attention_mask=tokens, past_key_values=cache, **generation)
         return self.tokenizer.batch_decode(written, skip_special_tokens=True)
 

@@ -8,6 +8,7 @@
 """How weights move: which optimiser, how fast at each step, and an average of where they have been."""
 
 import importlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -137,7 +138,11 @@ def make_schedule(optimizer: Optimizer, schedule: recipe.Schedule, d_model: int,
                 f"schedule.warmup_steps={warmup} and decay_steps={decay} exceed the {total} updates of the run."
             )
         return get_wsd_schedule(optimizer, warmup, decay, num_training_steps=total, min_lr_ratio=schedule.final_ratio)
-    return OneCycleLR(optimizer, peaks, total_steps=total + 1, pct_start=max(warmup, 1) / total, cycle_momentum=False)
+    # torch counts from 0, and puts the peak one before the share `pct_start`; the rise starts at a 25th of the peak.
+    rise, fall = (max(warmup, 1) + 1) / (total + 1), 1 / (25 * schedule.final_ratio) if schedule.final_ratio else math.inf
+    return OneCycleLR(
+        optimizer, peaks, total_steps=total + 1, pct_start=rise, div_factor=25, final_div_factor=fall, cycle_momentum=False
+    )
 
 
 # Averages

@@ -18,17 +18,19 @@ from glassformer import GlassformerConfig, configuration
 from .batching import Loader, Position
 from .devices import has_accelerator
 from .estimate import (
+    empty_model,
     estimate_memory,
     estimate_seconds,
     matmul_rate,
     parameter_count,
     readable_bytes,
-    readable_count,
     readable_time,
     training_flops,
 )
+from .evaluation import check_metrics
 from .loop import total_updates
-from .recipe import Recipe
+from .optimization import make_optimizers, make_schedule
+from .recipe import Recipe, RecipeError
 from .task import Task, prepare
 
 
@@ -42,17 +44,28 @@ def describe_plan(recipe: Recipe) -> str:
     loader = Loader(task.source(), task.objective.collate, recipe.batching)
     batches = [batch.tensors for batches, _ in itertools.islice(loader.updates(Position()), SAMPLE) for batch in batches]
     total = total_updates(recipe, loader)
+    check_run(task, batches, total)
     lines = [recipe.to_yaml(), *describe_sizes(task, batches, total), *describe_needs(task, batches, total)]
     return "\n".join(lines)
+
+
+def check_run(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> None:
+    """What a run would refuse at its start, once everything is loaded."""
+    recipe = task.recipe
+    if not batches:
+        raise RecipeError("The training data has no rows: nothing can be learnt from it.")
+    check_metrics(task.objective, recipe.evaluation.metrics or ())
+    for optimizer in make_optimizers(empty_model(task.config, head_of(task)), recipe.optimizer, recipe.schedule):
+        make_schedule(optimizer, recipe.schedule, task.config.d_model, total)
 
 
 def describe_sizes(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> list[str]:
     recipe, counts = task.recipe, [task.objective.count_tokens(tensors) for tensors in batches]
     per_update = sum(real for real, _ in counts) / len(counts) * recipe.batching.accumulation
     padding = 1 - sum(real for real, _ in counts) / sum(padded for _, padded in counts)
-    rows = {split: len(rows) for split, rows in task.encoded.items()}
+    rows = [f"{split} {len(task.encoded[split]):,}" if split in task.encoded else f"{split} a stream" for split in task.rows]
     return [
-        f"rows              {', '.join(f'{split} {count:,}' for split, count in rows.items())}",
+        f"rows              {', '.join(rows)}",
         f"vocabulary        {task.config.vocab_size:,} tokens",
         f"parameters        {parameter_count(task.config, head_of(task)):,}",
         f"updates           {total or 'until the time is up'}",
@@ -81,7 +94,7 @@ def describe_needs(task: Task, batches: list[dict[str, torch.Tensor]], total: in
     return [
         *lines,
         f"time              about {readable_time(seconds)} of updates in one process, at {EFFICIENCY:.0%} of the "
-        f"{readable_count(rate)}FLOP/s that {device} has just shown; evaluation comes on top",
+        f"{rate / 1e9:,.0f} GFLOP/s that {device} has just shown; evaluation comes on top",
     ]
 
 

@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 def write_predictions(path: Path, rows: list[dict[str, Any]], predictions: list[Any]) -> None:
     lines = [json.dumps({**row, "prediction": answer}, ensure_ascii=False) for row, answer in zip(rows, predictions)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
@@ -35,10 +35,7 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
 
 def draw_curves(log: Path, picture: Path, title: str) -> None:
     """Loss, the metrics of the evaluations, and the learning rate over updates."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # not pyplot, which would meddle with a notebook
 
     records = read_log(log)
     training = [record for record in records if "loss" in record]
@@ -47,8 +44,9 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
         {key for one in evaluations for key, value in one.items() if isinstance(value, float)} - {"loss", "perplexity"}
     )
 
-    figure, axes = pyplot.subplots(1, 3 if others else 2, figsize=(13 if others else 9, 3.6), layout="constrained")
-    figure.suptitle(title)
+    figure = Figure(figsize=(13 if others else 9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3 if others else 2)
+    figure.suptitle(title, parse_math=False)
     plot(axes[0], training, "loss", "training")
     plot(axes[0], evaluations, "loss", "validation", marker="o")
     axes[0].set(title="loss (nats)", xlabel="update")
@@ -63,7 +61,6 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
     for axis in axes:
         axis.grid(alpha=0.3)
     figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
 
 
 def plot(axis, records: list[dict[str, Any]], key: str, label: str, marker: str = "") -> None:

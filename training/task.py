@@ -252,10 +252,11 @@ def make_config(
 ) -> GlassformerConfig:
     """The recipe's fields on top of a preset, with sizes and special ids that the tokenizer decides."""
     fields = {name: value for name, value in recipe.model.items() if name not in ("preset", "path")}
-    fields = {**special_ids(tokenizer), **fields}
-    fields.setdefault("vocab_size", max(len(tokenizer), len(target_tokenizer or ())))
-    if fields["vocab_size"] < len(tokenizer):
-        raise RecipeError(f"model.vocab_size={fields['vocab_size']} is too small for the tokenizer's {len(tokenizer)} tokens.")
+    known = [special_ids(one) for one in (tokenizer, target_tokenizer) if one is not None]
+    size = max(one["vocab_size"] for one in known)
+    fields = {**known[0], "vocab_size": size, **fields}
+    if fields["vocab_size"] < size:
+        raise RecipeError(f"model.vocab_size={fields['vocab_size']} is too small for the tokenizer's {size} tokens: drop it.")
     if target_tokenizer is not None:  # two vocabularies share no table
         fields.setdefault("embedding_tying", "target-output")
     try:
