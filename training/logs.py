@@ -10,6 +10,7 @@
 import json
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
