@@ -47,7 +47,7 @@ class RunLog:
         os.truncate(self.path, self.path.read_bytes()[:size].rfind(b"\n") + 1)
         self.file = self.path.open("a", encoding="utf-8")
         accelerator.init_trackers(recipe.name, init_kwargs={"tensorboard": {"purge_step": step + 1}})
-        self.total = total
+        self.first, self.total = step, total
         self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
         self.started, self.tokens = time.perf_counter(), 0
 
@@ -66,7 +66,7 @@ class RunLog:
     def report(self, step: int, loss: float, lr: float) -> None:
         """A line for those who do not see the bar."""
         if self.is_main and self.bar.disable:
-            rate = (time.perf_counter() - self.started) / max(step - self.bar.initial, 1)
+            rate = (time.perf_counter() - self.started) / max(step - self.first, 1)
             left = "" if self.total is None else f", {readable_time(rate * (self.total - step))} left"
             total = "" if self.total is None else f"/{self.total}"
             logger.info(f"update {step}{total}: loss {loss:.4f}, lr {lr:.2e}, {self.tokens_per_second:,.0f} tokens/s{left}")

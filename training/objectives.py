@@ -12,6 +12,7 @@ whether a metric or a user asks. Noise comes from a seed that each feature carri
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class Objective:
     def count_tokens(self, tensors: dict[str, Tensor]) -> tuple[int, int]:
         """Tokens of a batch, without padding and with it."""
         ids = tensors["input_ids"]
-        return int((ids != self.tokenizer.pad_token_id).sum()), ids.numel()
+        return int((ids != self.pad_id).sum()), ids.numel()
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -122,11 +123,15 @@ class Objective:
 
     # Padding
 
+    @property
+    def pad_id(self) -> int:
+        """What fills rows up: where a tokenizer has no token for it any will do, for the mask hides it."""
+        return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+
     def pad(self, ids: list[Any], left: bool = False) -> dict[str, Tensor]:
         """Token ids of unequal length -> input_ids and attention_mask, both [B, longest]."""
-        pad_id = self.tokenizer.pad_token_id
         ones = [np.ones(len(tokens), dtype=bool) for tokens in ids]
-        return {"input_ids": stack(ids, 0 if pad_id is None else pad_id, left), "attention_mask": stack(ones, False, left)}
+        return {"input_ids": stack(ids, self.pad_id, left), "attention_mask": stack(ones, False, left)}
 
     def rng(self, feature: dict[str, Any]) -> np.random.Generator:
         """The feature's own randomness; features that come without a seed draw one from torch."""
@@ -197,6 +202,10 @@ def with_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
+def without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+
+
 class Denoising(Seq2Seq):
     """Restore a text that was damaged: a sequence-to-sequence task whose sources are made while training."""
 
@@ -258,10 +267,9 @@ class TextInfilling(Denoising):
         hidden = noise.infill(text, mask, rng, rate=rate, mean_length=self.options.mean_length)
         return np.concatenate((ids[:first], hidden, ids[last:])), ids
 
-    @property
+    @cached_property
     def _sentence_ends(self) -> list[int]:
-        vocabulary = self.tokenizer.get_vocab()
-        return [vocabulary[mark] for mark in (".", "!", "?") if mark in vocabulary]
+        return [number for token, number in self.tokenizer.get_vocab().items() if token.endswith((".", "!", "?"))]
 
 
 def lowest_ids(specials: Sequence[int]) -> int:
@@ -303,6 +311,11 @@ class CausalLM(Objective):
     @property
     def loss_options(self) -> dict[str, Any]:
         return {"return_logits": False}
+
+    def prompts(self, rows: list[dict[str, Any]]) -> Features:
+        """Without an end mark, after which nothing follows. A long text goes on from its end, so the beginning is cut off."""
+        ids = [without_end(tokens, self.tokenizer) for tokens in self.ids([row["text"] for row in rows])]
+        return [{"input_ids": tokens[-self.max_length :], "row": number} for number, tokens in enumerate(ids)]
 
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[str]:
         tensors = self.pad([feature["input_ids"] for feature in features], left=True)
@@ -350,12 +363,15 @@ class PrefixLM(CausalLM):
 
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[str]:
         """The prompt is read in both directions, all of it at once; then its cache is what `generate` goes on from."""
+        if max(len(feature["input_ids"]) for feature in features) == 1:  # which has but one direction
+            return super().predict(model, features, generation)
         tensors = self.pad([feature["input_ids"] for feature in features], left=True)
         ids, tokens = tensors["input_ids"].to(model.device), tensors["attention_mask"].to(model.device)
         positions = (tokens.long().cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
             cache = model(ids, prefix_mask(tokens, tokens), positions, use_cache=True).past_key_values
         cache.crop(-1)  # `generate` wants to read the last token itself, and reads the same
+        cache.batch_repeat_interleave(generation.get("num_beams") or model.generation_config.num_beams or 1)
         written = model.generate(ids, attention_mask=tokens, past_key_values=cache, **generation)
         return self.tokenizer.batch_decode(written, skip_special_tokens=True)
 
@@ -393,8 +409,7 @@ class MaskedLM(Objective):
         rows = [np.concatenate(f["documents"]) if packed else np.asarray(f["input_ids"]) for f in features]
         noisy = [self.hide(row, feature.get("words"), self.rng(feature)) for row, feature in zip(rows, features)]
         inputs, labels = zip(*noisy)
-        filler = int(self.tokenizer.pad_token_id or 0)
-        return {**tensors, "input_ids": stack(list(inputs), filler), "labels": stack(list(labels), IGNORED)}
+        return {**tensors, "input_ids": stack(list(inputs), self.pad_id), "labels": stack(list(labels), IGNORED)}
 
     def hide(self, ids: np.ndarray, words: list[int] | None, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         specials = self.tokenizer.all_special_ids
@@ -479,7 +494,7 @@ class SequenceClassification(Labelled):
         if self.kind == "regression":
             try:
                 return float(value)
-            except ValueError:
+            except (TypeError, ValueError):
                 raise DataError(f"The label {value!r} is no number, which regression needs.") from None
         if self.kind == "multi_label_classification":
             chosen = {class_number(one, self.labels) for one in value}
@@ -592,21 +607,33 @@ class QuestionAnswering(Objective):
     def encode(self, rows: dict[str, list]) -> dict[str, list]:
         features = []
         for question, context, answers in zip(rows["question"], rows["context"], rows["answers"]):
-            begin = answers["answer_start"][0]
-            if context[begin : begin + len(answers["text"][0])] != answers["text"][0]:
-                raise DataError(f"The answer {answers['text'][0]!r} does not stand at character {begin} of its context.")
-            features += [
-                {**window, **answer_place(window, begin, begin + len(answers["text"][0]))}
-                for window in self.windows(question, context)
-            ]
+            begin, end = self.find_answer(question, context, answers)
+            features += [{**window, **answer_place(window, begin, end)} for window in self.windows(question, context)]
         names = ("input_ids", "start_positions", "end_positions")
         columns: dict[str, list] = {name: [feature[name] for feature in features] for name in names}
         return {**columns, "length": [len(ids) for ids in columns["input_ids"]], "cut": [False] * len(features)}
 
+    def find_answer(self, question: str, context: str, answers: dict[str, list]) -> tuple[int, int]:
+        """First character of the answer and the one after its last, without white space around it."""
+        if not answers["text"] or not answers["text"][0].strip():
+            raise DataError(f"The question {question!r} has no answer: leave it out, for one is always predicted.")
+        text, begin = answers["text"][0], answers["answer_start"][0]
+        if context[begin : begin + len(text)] != text:
+            raise DataError(f"The answer {text!r} does not stand at character {begin} of its context.")
+        begin += len(text) - len(text.lstrip())
+        return begin, begin + len(text.strip())
+
     def windows(self, question: str, context: str) -> Features:
         """Question and a part of the context, as often as it takes. `offsets` are characters, None outside the context."""
+        length = len(self.tokenizer(question, add_special_tokens=False).input_ids)
+        room = self.max_length - length - self.tokenizer.num_special_tokens_to_add(pair=True)
+        if room < 1:
+            raise DataError(
+                f"A question of {length} tokens leaves no room for its context within {self.max_length} ({question[:40]!r}...): "
+                f"raise data.max_length, or leave it out."
+            )
         encoded = self.tokenizer(
-            question, context, truncation="only_second", max_length=self.max_length, stride=self.stride,
+            question, context, truncation="only_second", max_length=self.max_length, stride=min(self.stride, room // 2),
             return_overflowing_tokens=True, return_offsets_mapping=True,
         )  # fmt: skip
         windows = []
@@ -647,7 +674,7 @@ class QuestionAnswering(Objective):
         first, last = divmod(int(scores.argmax()), len(offsets))
         if offsets[first] is None or offsets[last] is None:
             return float("-inf"), ""
-        return float(scores[first, last]), feature["context"][offsets[first][0] : offsets[last][1]]
+        return float(scores[first, last]), feature["context"][offsets[first][0] : offsets[last][1]].strip()
 
     def combine(self, predictions: list[tuple[float, str]]) -> str:
         return max(predictions)[1]
