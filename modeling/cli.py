@@ -11,6 +11,7 @@ Everything that is heavy is imported by the command that needs it, so that `glas
 """
 
 import json
+import linecache
 import logging
 import sys
 import traceback
@@ -45,9 +46,11 @@ def train(
 
         print(describe_plan(loaded))
     else:
+        from glassformer.training.devices import leave
         from glassformer.training.loop import train as run
 
         run(loaded)
+        leave()
 
 
 @app.command()
@@ -65,6 +68,7 @@ def evaluate(
     for name, value in results.items():
         print(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
     if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(results, indent=2) + "\n")
 
 
@@ -93,8 +97,13 @@ def predict(
 def read_lines(file: Path | None) -> list[str]:
     if file is None and sys.stdin.isatty():
         fail("There is nothing to predict: give texts, --file, or lines on stdin.")
-    lines = (sys.stdin.read() if file is None else file.read_text(encoding="utf-8")).splitlines()
-    if not (lines := [line for line in lines if line.strip()]):
+    try:
+        text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        fail(f"{file} cannot be read ({error.strerror}): give a text file.")
+    except UnicodeDecodeError as error:
+        fail(f"{file or 'stdin'} is not utf-8 (byte 0x{error.object[error.start]:02x}): convert it first.")
+    if not (lines := [line for line in text.split("\n") if line.strip()]):
         fail(f"{file or 'stdin'} has no lines: there is nothing to predict.")
     return lines
 
@@ -133,9 +142,9 @@ def presets() -> None:
 # Errors that a person can do something about are told in a sentence, others with their traceback.
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, code: int = 1) -> NoReturn:
     print(f"glassformer: {message}", file=sys.stderr)
-    raise SystemExit(1)
+    raise SystemExit(code)
 
 
 def main(command: str | None = None) -> None:
@@ -144,21 +153,17 @@ def main(command: str | None = None) -> None:
     arguments = [command, *sys.argv[1:]] if command else sys.argv[1:]
     try:
         app(arguments, prog_name="glassformer")
-    except KeyboardInterrupt:
-        print("glassformer: interrupted.", file=sys.stderr)
-        raise SystemExit(130) from None
     except Exception as error:
         if not is_for_people(error):
             raise
-        print(f"glassformer: {error}", file=sys.stderr)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
+        fail(str(error), getattr(error, "exit_code", 1))
 
 
 def is_for_people(error: Exception) -> bool:
     """Whether our own code has raised it, in so many words: then its message is a sentence with a cure."""
-    raised = traceback.extract_tb(error.__traceback__)[-1]
-    ours = Path(raised.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
-    return ours and (raised.line or "").startswith("raise ")
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    ours = frame.f_globals.get("__name__", "").partition(".")[0] == "glassformer"
+    return ours and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
 
 
 def set_up_messages() -> None:
@@ -168,8 +173,9 @@ def set_up_messages() -> None:
     logger = logging.getLogger("glassformer")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(handler)
+    logger.handlers = [handler]
     logger.setLevel(logging.INFO)
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # what it reports, it raises too
 
     def one_line(message: Any, *rest: Any, **more: Any) -> str:
         return f"{message}\n"

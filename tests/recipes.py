@@ -1,5 +1,6 @@
 """A small recipe for the tests: a complete run takes a second or two."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ TINY = {
 
 def tiny_recipe(folder: Path | str, overrides: dict[str, Any] | None = None) -> Recipe:
     """`overrides` have dotted keys; a dict as a value replaces a whole section."""
-    content: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in TINY.items()}
-    content["output"] = str(folder)
-    for key, value in (overrides or {}).items():
+    content: dict[str, Any] = {**copy.deepcopy(TINY), "output": str(folder)}
+    for key, value in copy.deepcopy(overrides or {}).items():
         *sections, last = key.split(".")
         inner = content
         for section in sections:

@@ -128,7 +128,8 @@ class TableSource:
     def __init__(self, rows: Dataset, batching: Batching, seed: int, block_size: int | None = None, shuffle: bool = True):
         self.rows, self.batching, self.seed, self.block_size, self.shuffle = rows, batching, seed, block_size, shuffle
         self.lengths = np.asarray(rows.with_format("numpy")["length"][:], dtype=np.int64)
-        self.tokens = None if block_size is None else TokenColumn(rows, "input_ids")
+        names = [name for name in ("input_ids", "words") if name in rows.column_names]
+        self.columns = {} if block_size is None else {name: TokenColumn(rows, name) for name in names}
 
     def plan(self, epoch: int) -> tuple[Blocks | None, list[np.ndarray]]:
         rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
@@ -140,7 +141,7 @@ class TableSource:
     def windows(self, epoch: int, state: dict[str, Any] | None = None) -> Iterator[Window]:
         seed = seed_for(self.seed, epoch)
         blocks, plan = self.plan(epoch)
-        examples = RowExamples(self.rows, seed) if blocks is None else PackedExamples(self.tokens, blocks, seed)
+        examples = RowExamples(self.rows, seed) if blocks is None else PackedExamples(self.columns, blocks, seed)
         yield Window(None, examples, plan)
 
     def num_batches(self, epoch: int) -> int:
@@ -174,7 +175,9 @@ class StreamSource:
                 return
             seed = seed_for(self.seed, epoch, first)
             table = TableSource(self.encode(rows, first), self.batching, seed, self.block_size)
-            yield dataclasses.replace(next(table.windows(0)), state=state)
+            window = next(table.windows(0))
+            if window.plan:  # which has no batch if no row can be used
+                yield dataclasses.replace(window, state=state)
             first += len(rows)
 
 
@@ -191,14 +194,20 @@ class RowExamples:
 
 
 class PackedExamples:
-    """Rows made of parts of documents."""
+    """Rows made of parts of documents; `words` numbers the word of each token, where the objective wants to know."""
 
-    def __init__(self, tokens: TokenColumn, blocks: Blocks, seed: int):
-        self.tokens, self.blocks, self.seed = tokens, blocks, seed
+    def __init__(self, columns: dict[str, TokenColumn], blocks: Blocks, seed: int):
+        self.columns, self.blocks, self.seed = columns, blocks, seed
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        rows = [[self.tokens.slice(*part) for part in self.blocks[number]] for number in numbers]
-        return [{"documents": parts, "seed": seed_for(self.seed, number)} for parts, number in zip(rows, numbers)]
+        return [self.row(number) for number in numbers]
+
+    def row(self, number: int) -> dict[str, Any]:
+        parts = self.blocks[number]
+        feature = {"documents": [self.columns["input_ids"].slice(*part) for part in parts], "seed": seed_for(self.seed, number)}
+        if "words" in self.columns:
+            feature["words"] = np.concatenate([self.columns["words"].slice(*part) for part in parts])
+        return feature
 
 
 # Batches of one process
@@ -243,7 +252,7 @@ class Loader:
                     yield mine, Position(position.epoch, done, window_start, window.state)
                     mine = []
             last, window_start = window, window_start + len(window.plan)
-        if rest := done % self.group:
+        if done > position.batch and (rest := done % self.group):
             while len(mine) < -(-rest // self.world):
                 mine.append(self._filler(last, done))
             yield mine, Position(position.epoch, done, window_start - len(last.plan), last.state)
@@ -271,7 +280,7 @@ class Loader:
         )  # fmt: skip
 
     def num_updates(self, epochs: float) -> int:
-        """Updates in so many epochs of a table."""
+        """Updates in so many epochs of a table, at least one."""
         whole = sum(-(-self.source.num_batches(epoch) // self.group) for epoch in range(int(epochs)))
         part = epochs - int(epochs)
-        return whole + (round(part * -(-self.source.num_batches(int(epochs)) // self.group)) if part else 0)
+        return max(1, whole + (round(part * -(-self.source.num_batches(int(epochs)) // self.group)) if part else 0))

@@ -11,18 +11,22 @@ A source is a corpus that the project generates, a dataset of the Hub, the folde
 it is, what leaves this file has one column a role (`source` and `target`, `text` and `label`, ...) and no incomplete row.
 """
 
+import codecs
 import dataclasses
 import gzip
 import hashlib
+import json
 import logging
+import math
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, ReadInstruction
+from datasets import Dataset, IterableDataset, ReadInstruction
 
 from . import corpora
 from .recipe import Data, expand_path, nearest
@@ -31,8 +35,9 @@ from .recipe import Data, expand_path, nearest
 SPLITS = ("train", "validation", "test")
 OTHER_NAMES = {"validation": ("valid", "val", "dev"), "train": (), "test": ()}
 FORMATS = {
-    ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".text": "text",
+    ".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".text": "text",
 }  # fmt: skip
+TEXTS = ("source", "target", "text", "text_pair", "question", "context")  # roles that are texts
 FEW_ROWS = 100_000  # which are encoded so soon that a progress bar is of no use
 Rows = Dataset | IterableDataset
 
@@ -46,73 +51,78 @@ class DataError(ValueError):
 
 def load_rows(data: Data, roles: dict[str, bool], seed: int = 0) -> dict[str, Rows]:
     """The rows of every split that there is, with one column a role. `roles` says which ones a row cannot do without."""
-    splits = _cut_validation(_load_splits(data), data, seed)
-    if "train" in splits and data.size is not None and not data.source.startswith("builtin:"):
-        splits["train"] = splits["train"].take(data.size)
-    for split, rows in splits.items():
-        if split != "train" and isinstance(rows, IterableDataset):  # evaluation is about all rows: they are read now
-            splits[split] = Dataset.from_list(list(rows))
-    return {split: _with_roles(rows, split, data, roles) for split, rows in splits.items()}
+    splits = _load_splits(data, seed)
+    if "train" not in splits:
+        raise DataError("The data has no training split: name it with data.splits.train.")
+    whole = {split: rows if split == "train" else _read_whole(rows, split) for split, rows in splits.items()}
+    return {split: _with_roles(rows, split, data, roles) for split, rows in whole.items()}
 
 
 def load_split(data: Data, roles: dict[str, bool], source: str | None, split: str, seed: int = 0) -> Rows:
     """The rows of one split of the recipe's data, or of another source: of a file all there are."""
     if source is not None:
         is_file = Path(expand_path(source)).is_file()
-        data = dataclasses.replace(data, source="" if is_file else source, files={split: source} if is_file else None, splits={})
-    splits = _load_splits(data)
-    if "train" in splits and data.validation_fraction:
-        splits = _cut_validation(splits, data, seed)
+        data = dataclasses.replace(data, source="" if is_file else source, files={split: source} if is_file else None)
+        data = dataclasses.replace(data, config=None, splits={}, validation_fraction=0.0, size=None)
+    splits = _load_splits(data, seed)
     if split not in splits:
         raise DataError(f"There are no {split} rows: choose one of {', '.join(splits)}.")
-    return _with_roles(splits[split], split, data, roles)
+    return _with_roles(_read_whole(splits[split], split), split, data, roles)
 
 
 def fingerprint(rows: Rows) -> str | None:
-    """A checksum of the content; None for a stream, which nobody has seen whole."""
+    """A checksum of the content, however it lies in memory; None for a stream, which nobody has seen whole."""
     if isinstance(rows, IterableDataset):
         return None
     digest = hashlib.sha256()
     for table in rows.with_format("arrow").iter(batch_size=1000):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
-            stream.write_table(table.replace_schema_metadata(None).combine_chunks())
-        digest.update(sink.getvalue())
+        digest.update(json.dumps(table.to_pydict(), default=str).encode())
     return digest.hexdigest()
 
 
 # Sources
 
 
-def _load_splits(data: Data) -> dict[str, Rows]:
+def _load_splits(data: Data, seed: int) -> dict[str, Rows]:
+    """Splits by our names for them, as the recipe cuts them."""
+    splits = _pick_splits(_load_source(data), data)
+    if data.validation_fraction and "train" in splits and "validation" not in splits:
+        splits |= _cut_validation(splits["train"], data.validation_fraction, seed)
+    if data.size is not None and "train" in splits:
+        splits["train"] = splits["train"].take(data.size)
+    return splits
+
+
+def _load_source(data: Data) -> dict[str, Rows] | Rows:
     if data.source.startswith("builtin:"):
         name = data.source.removeprefix("builtin:")
         return {split: corpora.generate(name, split, data.size if split == "train" else None) for split in SPLITS}
-    if data.files or Path(expand_path(data.source)).is_file():
-        return _load_files(data)
     folder = Path(expand_path(data.source))
-    if folder.is_dir() and ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
-        loaded = datasets.load_from_disk(str(folder))
-        if data.streaming:
-            loaded = loaded.to_iterable_dataset() if isinstance(loaded, Dataset) else _streams(loaded)
-        return _pick_splits(loaded, data)
+    if data.files or folder.is_file():
+        return _load_files(data)
+    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+        return _load_saved(folder, data.streaming)
     return _load_named(data)
 
 
-def _streams(loaded: DatasetDict) -> IterableDatasetDict:
-    return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in loaded.items()})
+def _load_saved(folder: Path, streaming: bool) -> dict[str, Rows] | Rows:
+    loaded = datasets.load_from_disk(str(folder))
+    if not streaming:
+        return loaded
+    if isinstance(loaded, Dataset):
+        return loaded.to_iterable_dataset()
+    return {name: rows.to_iterable_dataset() for name, rows in loaded.items()}
 
 
-def _load_named(data: Data) -> dict[str, Rows]:
+def _load_named(data: Data) -> dict[str, Rows] | Rows:
     """A dataset of the Hub, or a local folder that is laid out like one."""
     try:
-        loaded = datasets.load_dataset(expand_path(data.source), data.config, streaming=data.streaming)
+        return datasets.load_dataset(expand_path(data.source), data.config, streaming=data.streaming)
     except Exception as error:  # the Hub fails in many ways: missing, gated, offline, ...
         raise DataError(
             f"data.source={data.source!r} is no local file or folder, and as a dataset of the Hub it cannot be loaded: "
             f"{_one_line(error)}."
         ) from error
-    return _pick_splits(loaded, data)
 
 
 def _load_files(data: Data) -> dict[str, Rows]:
@@ -123,21 +133,31 @@ def _load_files(data: Data) -> dict[str, Rows]:
         split: [expand_path(one) for one in ([given] if isinstance(given, str) else given)] for split, given in files.items()
     }
     every_path = [path for several in paths.values() for path in several]
-    builder = _format_of(every_path)
-    options: dict[str, Any] = {}
-    if builder == "csv" and any(".tsv" in Path(path).suffixes for path in every_path):
-        options["sep"] = "\t"
-    if builder == "text":
-        options["sample_by"] = data.sample_by
-    if builder != "parquet":
-        options["encoding"] = data.encoding
+    kind = _format_of(every_path)
+    if kind != "parquet":
         for path in every_path:
-            check_text_file(path, data.encoding)
+            check_text_file(path, data.encoding, is_json=kind == "json")
+    builder = "csv" if kind == "tsv" else kind
     try:
-        loaded = datasets.load_dataset(builder, data_files=paths, streaming=data.streaming, **options)
+        return datasets.load_dataset(builder, data_files=paths, streaming=data.streaming, **_reading_options(kind, data))
     except Exception as error:
-        raise DataError(f"{', '.join(every_path)} cannot be read as {builder}: {_one_line(error)}.") from error
-    return {split: loaded[split] for split in paths}
+        raise DataError(f"{', '.join(every_path)} cannot be read as {kind}: {_one_line(error)}.") from error
+
+
+def _reading_options(kind: str, data: Data) -> dict[str, Any]:
+    """What the reader of a format is told."""
+    if kind in ("csv", "tsv"):  # where texts are texts, 007 and NA among them
+        texts = dict.fromkeys([data.columns.get(role, role) for role in TEXTS], str)
+        separator = "\t" if kind == "tsv" else ","
+        return {"encoding": data.encoding, "sep": separator, "keep_default_na": False, "converters": texts}
+    if kind == "text":
+        encoding = "utf-8-sig" if _is_utf8(data.encoding) else data.encoding  # without the mark that some editors put first
+        return {"encoding": encoding, "sample_by": data.sample_by}
+    return {"encoding": data.encoding} if kind == "json" else {}
+
+
+def _is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name == "utf-8"
 
 
 def _format_of(paths: list[str]) -> str:
@@ -157,30 +177,37 @@ def _format_of(paths: list[str]) -> str:
     return kinds.pop()
 
 
-def check_text_file(path: str, encoding: str) -> None:
+def check_text_file(path: str, encoding: str, is_json: bool = False) -> None:
     """Not empty, and in the encoding that it is said to be in."""
     opener: Callable = gzip.open if path.endswith(".gz") else open
-    place, blank = 0, True
+    place, start = 0, ""
     try:
-        with opener(path, "rt", encoding=encoding, newline="") as file:
-            while text := file.read(1 << 20):
-                blank, place = blank and not text.strip(), place + len(text)
+        decoder = codecs.getincrementaldecoder(encoding)()
+        with opener(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                text = decoder.decode(piece)
+                start, place = start or text.lstrip("\ufeff \t\r\n")[:1], place + len(piece)
+        piece = b""
+        decoder.decode(piece, final=True)
     except UnicodeDecodeError as error:
+        place += error.start - (len(error.object) - len(piece))  # the decoder may have kept bytes of an earlier piece
         raise DataError(
-            f"{path} is not {encoding} (byte 0x{error.object[error.start]:02x} after about {place} characters): set "
-            f"data.encoding to what it is, such as latin-1 or utf-16."
+            f"{path} is not {encoding} (byte 0x{error.object[error.start]:02x} at place {place}): set data.encoding to what it "
+            f"is, such as latin-1 or utf-16."
         ) from None
     except LookupError:
         raise DataError(f"data.encoding={encoding!r} is unknown: try utf-8, latin-1 or utf-16.") from None
-    except (gzip.BadGzipFile, EOFError):
+    except (gzip.BadGzipFile, EOFError, zlib.error):
         raise DataError(f"{path} is damaged or no gzip file: make it again, or drop the .gz from its name.") from None
-    if blank:
+    if not start:
         raise DataError(f"{path} is empty.")
+    if is_json and start == "[" and not _is_utf8(encoding):
+        raise DataError(f"{path} is a JSON array, which must be utf-8: convert it, or write one object a line.")
 
 
 def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
     if isinstance(loaded, (Dataset, IterableDataset)):
-        return {"train": loaded}
+        loaded = {"train": loaded}
     if unknown := [split for split in data.splits if split not in SPLITS]:
         raise DataError(f"data.splits has no split {unknown[0]!r}{nearest(unknown[0], SPLITS)}")
     picked = {}
@@ -188,7 +215,7 @@ def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
         names = [data.splits[split]] if split in data.splits else [split, *OTHER_NAMES[split]]
         name = next((name for name in names if name.partition("[")[0] in loaded), None)
         if name is None and split in data.splits:
-            raise DataError(f"{data.source} has no split {names[0]!r}: it has {', '.join(loaded)}.")
+            raise DataError(f"{data.source or 'data.files'} has no split {names[0]!r}: it has {', '.join(loaded)}.")
         if name is not None:
             picked[split] = _slice(loaded, name)
     return picked
@@ -202,26 +229,37 @@ def _slice(loaded: Any, name: str) -> Rows:
     if isinstance(whole, IterableDataset):
         raise DataError(f"{name} cannot be cut from a stream: set data.streaming=false, or name a whole split.")
     try:
-        part = ReadInstruction.from_spec(name).to_absolute({name.partition("[")[0]: len(whole)})[0]
+        [part] = ReadInstruction.from_spec(name).to_absolute({name.partition("[")[0]: len(whole)})
     except ValueError:
         raise DataError(f"{name!r} is no slice of a split: write train[:90%] or train[1000:].") from None
-    return whole.select(range(part.from_ or 0, len(whole) if part.to is None else part.to))
+    if part.from_ >= part.to:
+        raise DataError(f"{name} holds no rows: the whole split has {len(whole)}.")
+    return whole.select(range(part.from_, part.to))
 
 
-def _cut_validation(splits: dict[str, Rows], data: Data, seed: int) -> dict[str, Rows]:
-    if "train" not in splits:
-        raise DataError("The data has no training split: name it with data.splits.train.")
-    if data.validation_fraction and "validation" not in splits:
-        parts = splits["train"].train_test_split(test_size=data.validation_fraction, seed=seed)
-        return {**splits, "train": parts["train"], "validation": parts["test"]}
-    return splits
+def _cut_validation(rows: Dataset, fraction: float, seed: int) -> dict[str, Rows]:
+    try:
+        parts = rows.train_test_split(test_size=fraction, seed=seed)
+    except ValueError:
+        raise DataError(f"data.validation_fraction={fraction} of {len(rows)} rows leaves none to train on: lower it.") from None
+    return {"train": parts["train"], "validation": parts["test"]}
+
+
+def _read_whole(rows: Rows, split: str) -> Dataset:
+    """Evaluation is about all rows: those of a stream are read now."""
+    if isinstance(rows, Dataset):
+        return rows
+    try:
+        return Dataset.from_list(list(rows), features=rows.features)
+    except Exception as error:
+        raise DataError(f"The {split} rows cannot be read: {_one_line(error)}.") from error
 
 
 def _one_line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__
-    return text.rstrip(".")[:300]
+    return text.rstrip(".!")[:300]
 
 
 # Columns and rows
@@ -231,10 +269,12 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
     """Columns renamed to the roles that they play; the others dropped; incomplete rows refused or dropped."""
     if unknown := [role for role in data.columns if role not in roles]:
         raise DataError(f"data.columns.{unknown[0]} plays no part in this objective{nearest(unknown[0], roles)}")
-    existing = rows.column_names or list(next(iter(rows)))
-    wanted = {}
+    existing = _columns(rows, split)
+    wanted: dict[str, str] = {}
     for role, needed in roles.items():
         column = data.columns.get(role, role)
+        if column in wanted:
+            raise DataError(f"{column!r} is to be {wanted[column]} and {role} at once: name another column in data.columns.")
         if column in existing:
             wanted[column] = role
         elif needed or role in data.columns:
@@ -242,31 +282,57 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
                 f"The {split} rows have no column {column!r} for the role {role!r}: they have {', '.join(existing)}; set "
                 f"data.columns.{role} to one of these."
             )
+        if role in TEXTS and (kind := existing.get(column, "null")) not in ("string", "large_string", "null"):
+            raise DataError(f"The {split} rows have {kind} in the column {column!r}, not texts: put the values in quotes.")
     rows = rows.select_columns(list(wanted))
-    rows = rows.rename_columns({column: role for column, role in wanted.items() if column != role})
+    names = {column: role for column, role in wanted.items() if column != role}
+    if names:  # in two steps, for a stream cannot swap two names in one
+        rows = rows.rename_columns({column: f"new {role}" for column, role in names.items()})
+        rows = rows.rename_columns({f"new {role}": role for role in names.values()})
     needed = [role for role in wanted.values() if roles[role]]
     if isinstance(rows, IterableDataset):
         return rows
     return _without_incomplete(rows, split, needed, data)
 
 
+def _columns(rows: Rows, split: str) -> dict[str, str]:
+    """Every column with what is in it; of a stream that does not say, in its first row."""
+    if rows.features:
+        return {name: getattr(feature, "dtype", type(feature).__name__) for name, feature in rows.features.items()}
+    try:
+        first = next(iter(rows), None)
+    except Exception as error:
+        raise DataError(f"The {split} rows cannot be read: {_one_line(error)}.") from error
+    if first is None:
+        raise DataError(f"There are no {split} rows.")
+    kinds = {str: "string", type(None): "null"}
+    return {name: kinds.get(type(value), type(value).__name__) for name, value in first.items()}
+
+
 def is_complete(row: dict[str, Any], needed: Iterable[str]) -> bool:
-    return all(not is_missing(row[role]) for role in needed)
+    return all(not is_missing(row[role], role) for role in needed)
 
 
-def is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, (list, dict)) and not value)
+def is_missing(value: Any, role: str) -> bool:
+    """Whether a row has nothing there; no label at all is an answer too, where there may be several."""
+    if isinstance(value, dict):  # the answers to a question
+        return not all(value.values())
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, list):
+        return not value and role != "label"
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _without_incomplete(rows: Dataset, split: str, needed: list[str], data: Data) -> Dataset:
     if len(rows) == 0:
         raise DataError(f"There are no {split} rows.")
-    missing = {role: [i for i, value in enumerate(rows[role]) if is_missing(value)] for role in needed}
+    missing = {role: [i for i, value in enumerate(rows[role]) if is_missing(value, role)] for role in needed}
     bad = sorted({i for several in missing.values() for i in several})
     if not bad:
         return rows
     role = next(role for role in needed if bad[0] in missing[role])
-    what = f"{len(bad)} of {len(rows)} {split} rows lack a {' or a '.join(r for r in needed if missing[r])}"
+    what = f"{len(bad)} of {len(rows)} {split} rows have no {' or no '.join(r for r in needed if missing[r])}"
     if len(bad) == len(rows):
         raise DataError(f"{what}: no row is left.")
     if data.incomplete == "refuse":
@@ -279,7 +345,10 @@ def _without_incomplete(rows: Dataset, split: str, needed: list[str], data: Data
 
 
 def encode_rows(rows: Dataset, encode: Callable[[dict[str, list]], dict[str, list]], key: str, cache: Path | None) -> Dataset:
-    """`rows` as tokens, or the result of an earlier run with the same `key`, which stands for all that decides the outcome."""
+    """`rows` as tokens, or the result of an earlier run with the same `key`, which stands for all that decides the outcome.
+
+    Without a `cache`, nothing is read or left behind.
+    """
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     file = None if cache is None else str(cache / f"{name}.arrow")
     if cache is not None:
@@ -287,10 +356,16 @@ def encode_rows(rows: Dataset, encode: Callable[[dict[str, list]], dict[str, lis
     hide_progress = len(rows) < FEW_ROWS and datasets.are_progress_bars_disabled() is False
     if hide_progress:
         datasets.disable_progress_bars()
+    # Under other names: `map` would press a label, once it is a number, into the type of the column that it came from.
+    raw = rows.rename_columns({name: f"raw {name}" for name in rows.column_names})
+
+    def encode_raw(columns: dict[str, list]) -> dict[str, list]:
+        return encode({name.removeprefix("raw "): values for name, values in columns.items()})
+
     try:
-        return rows.map(
-            encode, batched=True, remove_columns=rows.column_names, cache_file_name=file, new_fingerprint=name,
-            load_from_cache_file=True, desc="Tokenising",
+        return raw.map(
+            encode_raw, batched=True, remove_columns=raw.column_names, cache_file_name=file, new_fingerprint=name,
+            load_from_cache_file=cache is not None, keep_in_memory=cache is None, desc="Tokenising",
         )  # fmt: skip
     finally:
         if hide_progress:

@@ -42,7 +42,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
         )
     except (ValueError, ImportError) as error:
         raise RecipeError(f"training.precision={recipe.training.precision} does not work here: {error}") from None
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.distributed_type == DistributedType.MULTI_CPU:
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu" and accelerator.num_processes > 1:
         shard_on_cpu(accelerator)
     if not accelerator.is_main_process:
         logger.setLevel(logging.ERROR)  # one voice is enough
@@ -60,6 +60,12 @@ def shard_on_cpu(accelerator: Accelerator) -> None:
     accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def leave() -> None:
+    """Say goodbye to the other processes, at the end of a command."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def spread(accelerator: Accelerator, model: PreTrainedModel, optimizers: list[Optimizer]) -> list:

@@ -8,6 +8,7 @@
 """Signs, while a run is going on, that it will come to nothing."""
 
 from dataclasses import dataclass, field
+from statistics import fmean
 
 
 PATIENCE = 100  # updates within which the loss must have fallen
@@ -33,10 +34,10 @@ class Health:
         self.high = self.high + 1 if gradient_norm > HIGH else 0
         self.low = self.low + 1 if gradient_norm < LOW else 0
         warnings = []
-        if step == PATIENCE and mean(self.last_losses) >= mean(self.first_losses):
+        if step == PATIENCE and fmean(self.last_losses) >= fmean(self.first_losses):
             warnings.append(
-                f"The loss has not fallen in {PATIENCE} updates ({mean(self.first_losses):.3g} at first, now "
-                f"{mean(self.last_losses):.3g}): check that source and target belong together, or change optimizer.lr."
+                f"The loss has not fallen in {PATIENCE} updates ({fmean(self.first_losses):.3g} at first, now "
+                f"{fmean(self.last_losses):.3g}): check that source and target belong together, or change optimizer.lr."
             )
         if self.high == LONG:
             warnings.append(
@@ -47,7 +48,3 @@ class Health:
         new = [warning for warning in warnings if warning not in self.given]
         self.given += new
         return new
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / max(len(values), 1)

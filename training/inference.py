@@ -7,6 +7,7 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """A trained model at work: load its folder, answer texts, measure it on other data."""
 
+import copy
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 import glassformer
 
@@ -23,10 +24,11 @@ from .data import DataError, encode_rows, load_split
 from .evaluation import evaluate_model, predict_rows
 from .objectives import OBJECTIVES, Objective
 from .recipe import Recipe, RecipeError, apply_override, parse_recipe
-from .task import load_tokenizer, max_length
+from .task import ENDLESS, data_of, fitting, load_tokenizer, max_length
 
 
 # The objective of a folder without a recipe, by its head
+NO_DATA = "unknown"
 USUAL = {kind.head: name for name, kind in reversed(OBJECTIVES.items())}
 
 
@@ -44,10 +46,15 @@ class Trained:
 
     def evaluate(self, source: str | None = None, split: str = "test") -> dict[str, Any]:
         """The recipe's metrics on a split of the recipe's data, or on another source."""
-        rows = load_split(self.recipe.data, self.objective.roles, source, split, self.recipe.seed)
-        encoded = encode_rows(rows, self.objective.encode, key=f"{split} {rows._fingerprint}", cache=None)
-        block = max_length(self.recipe, self.model.config) if self.recipe.batching.packing else None
-        results, _ = evaluate_model(self.model, self.objective, rows, encoded, self.recipe.evaluation, block)
+        if source is None and self.recipe.data.source == NO_DATA:
+            raise DataError("This model came without a recipe, so its data is not known: pass some with --data.")
+        data, block, objective = data_of(self.recipe), None, copy.copy(self.objective)
+        if self.recipe.batching.packing:  # documents are laid end to end, however long
+            block, objective.max_length = objective.max_length, ENDLESS
+        rows = load_split(data, objective.roles, source, split, self.recipe.seed)
+        encoded = encode_rows(rows, objective.encode, key=split, cache=None)
+        encoded = fitting(encoded, split, "truncate", objective.max_length, data.incomplete)
+        results, _ = evaluate_model(self.model, objective, rows, encoded, self.recipe.evaluation, block)
         return results
 
     def rows(self, inputs: Iterable[str], context: str | None = None) -> list[dict[str, Any]]:
@@ -58,12 +65,19 @@ class Trained:
             row = json.loads(text) if text.lstrip().startswith("{") and is_json(text) else {first: text}
             if "context" in others:
                 row.setdefault("context", context)
-            missing = [role for role in (first, *others) if self.objective.roles[role] and not row.get(role)]
-            if missing:
-                cure = "pass --context" if missing[0] == "context" else f'write it as {{"{first}": "..."}}'
-                raise DataError(f"Input {number + 1} has no {missing[0]}: {cure}.")
+            for role in (first, *others):
+                self._check_input(number, role, row.get(role))
             rows.append(row)
+        if "text_pair" in others and len({"text_pair" in row for row in rows}) == 2:
+            raise DataError("Some inputs have a text_pair and others have none: predict these apart.")
         return rows
+
+    def _check_input(self, number: int, role: str, value: Any) -> None:
+        if self.objective.roles[role] and not value:
+            cure = "pass --context" if role == "context" else f'write it as {{"{role}": "..."}}'
+            raise DataError(f"Input {number + 1} has no {role}: {cure}.")
+        if value is not None and not isinstance(value, (str, list) if role == "tokens" else str):
+            raise DataError(f"Input {number + 1} has a {role} of type {type(value).__name__}: write it in quotes.")
 
 
 def is_json(text: str) -> bool:
@@ -81,10 +95,10 @@ def load_trained(folder: str | Path, overrides: Iterable[str] = ()) -> Trained:
         cure = "its training has not ended: start it again to go on" if unfinished else "give a folder that training has made"
         raise RecipeError(f"{folder} holds no model: {cure}.")
     config = AutoConfig.from_pretrained(folder)
-    head = (config.architectures or ["none"])[0]
+    head = (config.architectures or ["checkpoint"])[0]
     if head not in USUAL:
-        raise RecipeError(f"{folder} holds a {head}, which is none of {', '.join(sorted(USUAL))}.")
-    recipe = load_run_recipe(folder, head, overrides)
+        raise RecipeError(f"{folder} holds a {head}, which is none of {', '.join(sorted(USUAL))}: give a finished model.")
+    recipe = load_run_recipe(folder, config, overrides)
     device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     model = getattr(glassformer, head).from_pretrained(folder).to(device).eval()
     target = folder / "target_tokenizer"
@@ -99,9 +113,12 @@ def load_trained(folder: str | Path, overrides: Iterable[str] = ()) -> Trained:
     return Trained(model, objective, recipe)
 
 
-def load_run_recipe(folder: Path, head: str, overrides: Iterable[str]) -> Recipe:
+def load_run_recipe(folder: Path, config: PreTrainedConfig, overrides: Iterable[str]) -> Recipe:
     written = folder / "recipe.yaml"
-    usual = {"name": folder.name, "data": {"source": "none"}, "objective": {"name": USUAL[head]}}
+    objective = {"name": USUAL[config.architectures[0]]}
+    if config.problem_type:
+        objective["problem_type"] = config.problem_type
+    usual = {"output": str(folder), "data": {"source": NO_DATA}, "objective": objective}
     content = yaml.safe_load(written.read_text(encoding="utf-8")) if written.exists() else usual
     content.setdefault("batching", {"tokens": 8192})
     content.setdefault("training", {"steps": 1})

@@ -83,7 +83,8 @@ class RunLog:
 
     def say(self, text: str) -> None:
         if self.is_main:
-            self.bar.clear()
+            if not self.bar.disable:
+                self.bar.clear()
             logger.info(text)
 
     def close(self) -> None:

@@ -91,7 +91,6 @@ def train(recipe: Recipe) -> Path:
         training.run()
         finish(task, accelerator, folder, training.checkpoints, training.state)
         accelerator.wait_for_everyone()
-    accelerator.end_training()
     return folder
 
 

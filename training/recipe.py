@@ -12,17 +12,19 @@ Every field that a recipe may set is here, with its default and its meaning. Unk
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import types
 import typing
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from glassformer.configuration_glassformer import GlassformerConfig
+from glassformer.configuration.configuration_glassformer import SPECIAL_IDS, GlassformerConfig
 
 
 RECIPES = Path(__file__).parents[1] / "configuration" / "recipes"
@@ -174,10 +176,25 @@ class Recipe:
 
     @property
     def folder(self) -> Path:
-        return Path(self.output or f"runs/{self.name}")
+        return Path(expand_path(self.output or f"runs/{self.name}"))
 
 
 # Reading
+
+
+class YamlLoader(yaml.SafeLoader):
+    """Takes 1e-3 for a number, which YAML 1.1 does not, and a key that stands twice for a mistake."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$"), list("+-0123456789"))
 
 
 def recipe_names() -> list[str]:
@@ -188,9 +205,12 @@ def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ())
     """A path, or the name of a recipe that comes with the package; `overrides` are `dotted.key=value`."""
     path = find_recipe(recipe)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read ({error.strerror}): change its permissions.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not a YAML file: {' '.join(str(error).split())}.") from None
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise RecipeError(f"{path} cannot be read as YAML: {problem}.") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{path} has no sections: a recipe is made of data:, model:, training: and the like.")
     for override in overrides:
@@ -215,7 +235,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise RecipeError(f"The override {override!r} is not of the form section.key=value.")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, YamlLoader)
     except yaml.YAMLError:
         raise RecipeError(f"The value of {override!r} is not YAML: put quotes around it.") from None
     *sections, last = key.split(".")
@@ -256,20 +276,19 @@ def _parse(kind: Any, value: Any, key: str) -> Any:
         raise RecipeError(f"{key}={value!r} is unknown{nearest(str(value), arguments)}")
     if origin is list and isinstance(value, list):
         return [_parse(arguments[0], item, f"{key}[{index}]") for index, item in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {str(name): _parse(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
+    if origin is dict and (value is None or isinstance(value, dict)):
+        return {str(name): _parse(arguments[1], item, f"{key}.{name}") for name, item in (value or {}).items()}
     if kind is Any:
         return value
-    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML takes 1e-3 for a text
-        except ValueError:
-            pass
-    if kind is int and isinstance(value, (float, str)) and re.fullmatch(r"[+-]?\d+(\.0*)?(e\+?\d+)?", str(value)):
-        return int(float(value))  # 1e5, which YAML takes for a text too
+    if kind is float and type(value) in (int, float):
+        if math.isfinite(value):
+            return float(value)
+        raise RecipeError(f"{key}={value} is not finite: give a number.")
+    if kind is int and type(value) is float and value.is_integer():  # 1e5
+        return int(value)
     if kind in (int, str, bool) and type(value) is kind:
         return value
-    name = getattr(origin or kind, "__name__", str(kind))
+    name = "str, in quotes" if kind is str else getattr(origin or kind, "__name__", str(kind))
     raise RecipeError(f"{key}={value!r} is of type {type(value).__name__}: give a value of type {name}.")
 
 
@@ -298,10 +317,11 @@ def _parse_section(kind: Any, value: Any, key: str) -> Any:
 
 
 POSITIVE = (
-    "data.size", "data.window", "data.max_length", "tokenizer.vocab_size", "tokenizer.min_frequency", "objective.mean_length",
-    "batching.tokens", "batching.examples", "batching.accumulation", "optimizer.lr", "optimizer.eps", "optimizer.clip_norm",
-    "training.steps", "training.epochs", "training.minutes", "training.patience", "evaluation.every", "evaluation.limit",
-    "evaluation.tokens", "checkpoints.every", "checkpoints.keep", "checkpoints.average", "logging.every",
+    "data.size", "data.window", "data.max_length", "tokenizer.vocab_size", "tokenizer.min_frequency", "objective.rate",
+    "objective.mean_length", "batching.tokens", "batching.examples", "batching.accumulation", "optimizer.lr", "optimizer.eps",
+    "optimizer.clip_norm", "schedule.decay_steps", "schedule.power", "training.steps", "training.epochs", "training.minutes",
+    "training.patience", "evaluation.every", "evaluation.limit", "evaluation.tokens", "checkpoints.every", "checkpoints.keep",
+    "checkpoints.average", "logging.every",
 )  # fmt: skip
 FRACTIONS = ("data.validation_fraction", "objective.rate", "training.ema", "schedule.final_ratio")
 NOT_NEGATIVE = (
@@ -333,7 +353,7 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_name(recipe: Recipe) -> None:
-    if recipe.output is None and not re.fullmatch(r"[\w.-]+", recipe.name):
+    if recipe.output is None and not re.fullmatch(r"\w[\w.-]*", recipe.name):
         raise RecipeError(f"name={recipe.name!r} does not make a folder below runs/: use letters, digits, dots and dashes.")
 
 
@@ -342,6 +362,19 @@ def _check_model(model: dict[str, Any]) -> None:
     for name in model:
         if name not in valid:
             raise RecipeError(f"There is no key {name!r} in the section 'model'{nearest(name, sorted(valid))}")
+    if "path" not in model:
+        _check_config(**model)
+
+
+def _check_config(preset: str | None = None, **fields: Any) -> None:
+    """Now, although a tokenizer, which knows the special ids, has yet to be trained."""
+    fields = {**dict.fromkeys(SPECIAL_IDS), **fields}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they come again when the model is made
+            GlassformerConfig(**fields) if preset is None else GlassformerConfig.from_preset(str(preset), **fields)
+    except ValueError as error:
+        raise RecipeError(f"model: {' '.join(str(error).split())}") from None
 
 
 def _check_data(data: Data) -> None:

@@ -67,20 +67,22 @@ class Task:
         )
 
     def _encode_window(self, rows: list[dict[str, Any]], first: int) -> Dataset:
+        data = data_of(self.recipe)
         needed = [role for role, is_needed in self.objective.roles.items() if is_needed]
         whole = [row for row in rows if is_complete(row, needed)]
-        if len(whole) < len(rows) and self.recipe.data.incomplete == "refuse" and self.objective.predictions_are_compared:
+        if len(whole) < len(rows) and data.incomplete == "refuse":
             bad = next(number for number, row in enumerate(rows) if not is_complete(row, needed))
             raise DataError(f"Row {first + bad + 1} of the stream is incomplete: fill it in, or set data.incomplete=drop.")
+        if not whole:
+            return Dataset.from_dict({"input_ids": [], "length": []})
         encoded = Dataset.from_dict(self.objective.encode({role: [row[role] for row in whole] for role in rows[0]}))
-        return fitting(encoded, "train", self.recipe.data.too_long, self.objective.max_length, self.recipe.data.incomplete)
+        return fitting(encoded, "train", data.too_long, self.objective.max_length, data.incomplete)
 
 
 def prepare(recipe: Recipe, folder: Path | None = None) -> Task:
     """`folder` is where a trained tokenizer is kept, and found again by a run that goes on."""
-    kind = OBJECTIVES[recipe.objective.name]
-    lenient = recipe.data if kind.predictions_are_compared else dataclasses.replace(recipe.data, incomplete="drop")
-    rows = load_rows(lenient, kind.roles, recipe.seed)
+    kind, data = OBJECTIVES[recipe.objective.name], data_of(recipe)
+    rows = load_rows(data, kind.roles, recipe.seed)
     labels = find_labels(rows["train"], recipe)
     tokenizer, target_tokenizer = make_tokenizers(recipe, kind, rows["train"], folder)
     config = make_config(recipe, kind, tokenizer, target_tokenizer)
@@ -91,13 +93,22 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Task:
     )  # fmt: skip
     config = GlassformerConfig.from_dict(config.to_dict() | objective.config_fields)
     task = Task(recipe, objective, config, tokenizer, target_tokenizer, rows, {})
+    task.fingerprints = {split: fingerprint(several) for split, several in rows.items()}
+    keys = {split: cache_key(task, split) for split in rows}  # all of them now: a tokenizer that was used may look different
     for split, several in rows.items():
-        task.fingerprints[split] = fingerprint(several)
         if isinstance(several, Dataset):
-            too_long = recipe.data.too_long if split == "train" else "truncate"  # a metric is about every row
-            encoded = encode_rows(several, objective.encode, cache_key(task, split), default_cache())
-            task.encoded[split] = fitting(encoded, split, too_long, objective.max_length, recipe.data.incomplete)
+            too_long = data.too_long if split == "train" else "truncate"  # a metric is about every row
+            encoded = encode_rows(several, objective.encode, keys[split], default_cache())
+            task.encoded[split] = fitting(encoded, split, too_long, objective.max_length, data.incomplete)
+            if not len(task.encoded[split]):
+                raise DataError(f"No {split} row is left: all are too long or have no tokens.")
     return task
+
+
+def data_of(recipe: Recipe) -> recipes.Data:
+    """Where nothing is compared with a row, as in language modelling, a blank one is no mistake: it is left out."""
+    compared = OBJECTIVES[recipe.objective.name].predictions_are_compared
+    return recipe.data if compared else dataclasses.replace(recipe.data, incomplete="drop")
 
 
 def max_length(recipe: Recipe, config: GlassformerConfig) -> int:
@@ -124,11 +135,11 @@ def fitting(encoded: Dataset, split: str, too_long: str, limit: int, incomplete:
     count = len(encoded)
     longer = [number for number, was_cut in enumerate(encoded["cut"]) if was_cut]
     empty = [number for number, length in enumerate(encoded["length"]) if length == 0]
-    if empty and incomplete == "refuse":
-        raise DataError(
-            f"{len(empty)} of {count} {split} rows have no tokens (the first is row {empty[0] + 1}): fill them in, or set "
-            f"data.incomplete=drop."
-        )
+    if empty:
+        what = f"{len(empty)} of {count} {split} rows have no tokens"
+        if incomplete == "refuse":
+            raise DataError(f"{what} (the first is row {empty[0] + 1}): fill them in, or set data.incomplete=drop.")
+        logger.warning(f"{what} and were left out.")
     if longer:
         what = f"{len(longer)} of {count} {split} rows are longer than {limit} tokens"
         if too_long == "refuse":
@@ -137,8 +148,6 @@ def fitting(encoded: Dataset, split: str, too_long: str, limit: int, incomplete:
             )
         logger.warning(f"{what} and were {'cut' if too_long == 'truncate' else 'left out'}.")
     left_out = {*empty, *(longer if too_long == "drop" else ())}
-    if len(left_out) == count:
-        raise DataError(f"No {split} row is left: all are too long or have no tokens.")
     encoded = encoded.remove_columns("cut")
     return encoded.select([i for i in range(count) if i not in left_out]) if left_out else encoded
 
@@ -152,8 +161,15 @@ def find_labels(rows: Rows, recipe: Recipe) -> list[str] | None:
     role = {"sequence_classification": "label", "token_classification": "tags"}.get(kind.name)
     if role is None or kind.problem_type == "regression":
         return None
-    if recipe.data.labels:
-        return recipe.data.labels
+    names = recipe.data.labels or known_labels(rows, role)
+    if len(set(names)) < len(names):
+        raise DataError(f"data.labels={names} names a label twice: name each one once.")
+    if len(names) < 2 and role == "label" and kind.problem_type == "single_label_classification":
+        raise DataError(f"All training rows have the label {names[0]!r}: there is nothing to tell apart.")
+    return names
+
+
+def known_labels(rows: Rows, role: str) -> list[str]:
     feature = None if rows.features is None else rows.features[role]
     inner = feature.feature if isinstance(feature, List) else feature
     if isinstance(inner, ClassLabel):
@@ -196,10 +212,11 @@ def make_tokenizers(
 
 def train_tokenizers(recipe: Recipe, folder: Path) -> dict[Path, PreTrainedTokenizerBase]:
     """The tokenizers of a recipe alone, by the folders that they were saved in."""
-    if folder.exists() and any(folder.iterdir()):
-        raise RecipeError(f"{folder} is not empty: name another folder.")
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        raise RecipeError(f"{folder} is not an empty folder: name another one.")
     kind = OBJECTIVES[recipe.objective.name]
-    tokenizer, target_tokenizer = make_tokenizers(recipe, kind, load_rows(recipe.data, kind.roles, recipe.seed)["train"], None)
+    rows = load_rows(data_of(recipe), kind.roles, recipe.seed)["train"]
+    tokenizer, target_tokenizer = make_tokenizers(recipe, kind, rows, None)
     tokenizer.save_pretrained(folder)
     if target_tokenizer is None:
         return {folder: tokenizer}
