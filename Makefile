@@ -4,12 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-SOURCES := modeling configuration hub_card scripts tests
+SOURCES := modeling configuration training hub_card scripts tests
 
 .PHONY: quickstart test test-slow check format conformance clean
 
-quickstart:
-	@echo "make quickstart: the training code that it needs is not here yet"; exit 1
+quickstart: $(READY)
+	$(BIN)/python scripts/quickstart.py
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov=glassformer --cov-report=term:skip-covered --cov-fail-under=95
