@@ -8,18 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
 import torch
+from matplotlib.figure import Figure
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import glassformer  # noqa: F401  (makes the Auto classes know our models)
 from glassformer.cli import set_up_messages
 from glassformer.training.loop import train
 from glassformer.training.recipe import load_recipe
-
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 
 DATES = ["Saturday, the 17th of March 2018", "Montag, den 3. Oktober 1988", "le 14 juillet 1923"]
@@ -49,9 +45,7 @@ def main(output: str) -> None:
 
 def show_metrics(folder: Path) -> None:
     run = json.loads((folder / "run.json").read_text())
-    print(
-        f"\n{run['parameters']:,} parameters, {run['updates']} updates, {run['tokens']:,} tokens, {run['seconds']:.0f} s of training"
-    )
+    print(f"\n{run['parameters']:,} parameters, {run['updates']} updates, {run['tokens']:,} tokens, {run['seconds']:.0f} seconds")
     for split, results in run["metrics"].items():
         rows = ", ".join(f"{name} {value:.4f}" for name, value in results.items())
         print(f"  {split:10} {rows}")
@@ -69,8 +63,8 @@ def draw_attention(folder: Path, texts: list[str], picture: Path) -> None:
     """Cross-attention of the layer that looks most sharply, the mean of its heads: one panel a date."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager").eval()
-    figure, axes = pyplot.subplots(len(texts), 1, figsize=(9, 3.4 * len(texts)), layout="constrained")
-    for text, axis in zip(texts, axes):
+    figure = Figure(figsize=(9, 3.4 * len(texts)), layout="constrained")
+    for text, axis in zip(texts, figure.subplots(len(texts), 1)):
         source = tokenizer(text, return_tensors="pt")
         written = model.generate(**source)
         with torch.no_grad():
@@ -82,7 +76,6 @@ def draw_attention(folder: Path, texts: list[str], picture: Path) -> None:
         axis.set_yticks(range(len(labels[1])), labels[1])
         axis.set(title=text, xlabel="read", ylabel="written")
     figure.savefig(picture, dpi=110)
-    pyplot.close(figure)
 
 
 def sharpest(maps: torch.Tensor) -> torch.Tensor:

@@ -155,6 +155,14 @@ def test_weight_decay_is_for_linear_layers_that_are_no_embedding(variant, shape,
     assert (model.lm_head.weight in set(spared["params"])) == output_is_an_embedding
 
 
+def test_a_tied_matrix_is_spared_under_whichever_name_it_comes():
+    model = nn.ModuleDict({"output": nn.Linear(3, 5, bias=False), "embedding": nn.Embedding(5, 3)})
+    model["embedding"].weight = model["output"].weight
+    assert list(dict(model.named_parameters())) == ["output.weight"]
+    (group,) = decay_groups(dict(model.named_parameters()), model, 0.3)
+    assert group["weight_decay"] == 0.0
+
+
 @pytest.mark.parametrize("variant", ["modern", "relative"])
 @pytest.mark.parametrize("tying", TYING)
 def test_muon_turns_matrices_inside_layers_only(variant, tying):

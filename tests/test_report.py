@@ -225,8 +225,8 @@ def test_curves_show_the_numbers_of_the_log(drawn):
 
 
 def test_a_title_is_no_formula(drawn):
-    axes, _ = drawn(TRAINING, title="50 $ and $^_")
-    assert axes[0].figure.get_suptitle() == "50 $ and $^_"
+    axes, _ = drawn(TRAINING, title=r"50 $\frac$")
+    assert axes[0].figure.get_suptitle() == r"50 $\frac$"
 
 
 def test_drawing_leaves_the_plots_of_a_notebook_alone(drawn, monkeypatch):

@@ -165,20 +165,18 @@ class StreamSource:
 
     def windows(self, epoch: int, state: dict[str, Any] | None = None) -> Iterator[Window]:
         stream = copy.deepcopy(self.rows)  # keeps no memory of an earlier epoch
-        if state is not None:
+        state = state or {"stream": None, "first_row": 0}
+        if state["stream"] is not None:
             stream.load_state_dict(state["stream"])
-        first = 0 if state is None else state["first_row"]
         iterator = iter(stream)
-        while True:
-            state = {"stream": stream.state_dict(), "first_row": first}
-            if not (rows := list(itertools.islice(iterator, self.window))):
-                return
-            seed = seed_for(self.seed, epoch, first)
-            table = TableSource(self.encode(rows, first), self.batching, seed, self.block_size)
+        while rows := list(itertools.islice(iterator, self.window)):
+            first = state["first_row"]
+            table = TableSource(self.encode(rows, first), self.batching, seed_for(self.seed, epoch, first), self.block_size)
             window = next(table.windows(0))
-            if window.plan:  # which has no batch if no row can be used
+            if window.plan:  # which is empty if no row can be used
                 yield dataclasses.replace(window, state=state)
-            first += len(rows)
+            # Asked only now: a stream that was just opened does not know yet where it was told to begin.
+            state = {"stream": stream.state_dict(), "first_row": first + len(rows)}
 
 
 class RowExamples:

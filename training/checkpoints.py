@@ -190,7 +190,7 @@ def find_damage(path: Path) -> str | None:
 
 def gather_optimizers(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:
     """The whole state, by parameter and name. Every process must call it; the first one gets the tensors."""
-    state = get_optimizer_state_dict(model, optimizers, options=WHOLE).get("state", {})
+    state: dict[str, Any] = get_optimizer_state_dict(model, optimizers, options=WHOLE).get("state", {})  # type: ignore[assignment]
     return {
         f"{parameter}/{name}": torch.as_tensor(value) for parameter, values in state.items() for name, value in values.items()
     }
@@ -198,7 +198,7 @@ def gather_optimizers(model: nn.Module, optimizers: list[Optimizer]) -> dict[str
 
 def restore_optimizers(model: nn.Module, optimizers: list[Optimizer], file: Path) -> None:
     """What `gather_optimizers` has saved. The first process reads it and hands it on; hyperparameters are the recipe's."""
-    current = get_optimizer_state_dict(model, optimizers, options=WHOLE)
+    current: dict[str, Any] = get_optimizer_state_dict(model, optimizers, options=WHOLE)
     if current:
         saved = load_file(file)
         names = {f"{parameter}/{name}": (parameter, name) for parameter, values in current["state"].items() for name in values}

@@ -22,7 +22,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import datasets
 import pyarrow as pa
@@ -39,7 +39,7 @@ FORMATS = {
 }  # fmt: skip
 TEXTS = ("source", "target", "text", "text_pair", "question", "context")  # roles that are texts
 FEW_ROWS = 100_000  # which are encoded so soon that a progress bar is of no use
-Rows = Dataset | IterableDataset
+Rows: TypeAlias = Dataset | IterableDataset
 
 
 logger = logging.getLogger("glassformer")
@@ -289,10 +289,10 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
     if names:  # in two steps, for a stream cannot swap two names in one
         rows = rows.rename_columns({column: f"new {role}" for column, role in names.items()})
         rows = rows.rename_columns({f"new {role}": role for role in names.values()})
-    needed = [role for role in wanted.values() if roles[role]]
+    complete = [role for role in wanted.values() if roles[role]]
     if isinstance(rows, IterableDataset):
         return rows
-    return _without_incomplete(rows, split, needed, data)
+    return _without_incomplete(rows, split, complete, data)
 
 
 def _columns(rows: Rows, split: str) -> dict[str, str]:

@@ -85,7 +85,7 @@ def spread(accelerator: Accelerator, model: PreTrainedModel, optimizers: list[Op
 @contextlib.contextmanager
 def one_unit_for_embeddings(model: PreTrainedModel) -> Iterator[None]:
     """accelerate shards embeddings apart from the rest, which tied ones do not allow: it is not shown any."""
-    model.get_input_embeddings = model.get_output_embeddings = lambda: None  # type: ignore[method-assign]
+    model.get_input_embeddings = model.get_output_embeddings = lambda: None
     try:
         yield
     finally:

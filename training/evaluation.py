@@ -25,7 +25,7 @@ from glassformer.checks import IGNORED
 
 from . import metrics
 from .batching import Loader, Position, TableSource, plan_batches
-from .objectives import CausalLM, Objective
+from .objectives import CausalLM, Objective, Seq2Seq
 from .recipe import Batching, Evaluation, RecipeError
 
 
@@ -179,10 +179,10 @@ def score(objective: Objective, names: Sequence[str], predictions: list[Any], re
     for name in names:
         if name in ("loss", "perplexity"):
             continue
-        pair = (predictions, references)
-        if name == "token_accuracy" and objective.writes_text:
-            pair = tuple([objective.target_ids(text) for text in texts] for texts in pair)
-        results |= metrics.load(name).compute(predictions=pair[0], references=pair[1])
+        found, asked = predictions, references
+        if name == "token_accuracy" and isinstance(objective, Seq2Seq):
+            found, asked = ([objective.target_ids(text) for text in texts] for texts in (predictions, references))
+        results |= metrics.load(name).compute(predictions=found, references=asked)
     return results
 
 

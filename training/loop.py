@@ -283,7 +283,7 @@ class Training:
 
     @property
     def lr(self) -> float:
-        return self.schedulers[0].get_last_lr()[0]
+        return float(self.schedulers[0].get_last_lr()[0])
 
     @property
     def padding(self) -> float:
@@ -414,7 +414,7 @@ class Training:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """Every weight once, tied ones under one name, whole even if they are spread over processes."""
-        state = get_model_state_dict(self.model, options=WHOLE)
+        state: dict[str, Any] = get_model_state_dict(self.model, options=WHOLE)
         names = {name for name, _ in self.plain_model.named_parameters()}
         return {name: tensor for name, tensor in state.items() if name in names}
 
@@ -435,7 +435,7 @@ class StopSignal:
         self.number: int | None = None
 
     def __enter__(self) -> "StopSignal":
-        self.before = {}
+        self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
@@ -453,11 +453,12 @@ class StopSignal:
 def with_last(updates: Iterator[tuple[list[MicroBatch], Position]]) -> Iterator[tuple[list[MicroBatch], Position, bool]]:
     """Each update with whether it is the last of its epoch."""
     before = next(updates, None)
+    if before is None:
+        return
     for update in updates:
         yield *before, False
         before = update
-    if before is not None:
-        yield *before, True
+    yield *before, True
 
 
 def whole(tensor: Tensor) -> Tensor:

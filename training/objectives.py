@@ -244,7 +244,8 @@ class SpanCorruption(Denoising):
 
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """`<extra_id_0>`, `<extra_id_1>`, ... in order."""
-    vocabulary, ids = tokenizer.get_vocab(), []
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    ids: list[int] = []
     while (token := f"<extra_id_{len(ids)}>") in vocabulary:
         ids.append(vocabulary[token])
     if not ids:

@@ -60,10 +60,11 @@ def peak_lr(options: recipe.Optimizer, schedule: recipe.Schedule) -> float:
 
 def _adamw(groups: list[dict[str, Any]], lr: float, options: recipe.Optimizer) -> Optimizer:
     fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
-    return torch.optim.AdamW(groups, lr=lr, betas=tuple(options.betas), eps=options.eps, fused=fused)
+    first, second = options.betas
+    return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=options.eps, fused=fused)
 
 
-def _from_package(name: str) -> type[Optimizer]:
+def _from_package(name: str) -> Any:
     try:
         package = importlib.import_module("pytorch_optimizer")
     except ImportError:

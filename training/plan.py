@@ -16,7 +16,6 @@ import glassformer
 from glassformer import GlassformerConfig, configuration
 
 from .batching import Loader, Position
-from .devices import has_accelerator
 from .estimate import (
     empty_model,
     estimate_memory,
@@ -75,7 +74,7 @@ def describe_sizes(task: Task, batches: list[dict[str, torch.Tensor]], total: in
 
 def describe_needs(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> list[str]:
     recipe, head = task.recipe, head_of(task)
-    device = torch.accelerator.current_accelerator() if has_accelerator() else torch.device("cpu")
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
     shapes = [batch_shape(task, tensors) for tensors in batches]
     memory = max(
         (estimate_memory(

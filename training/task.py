@@ -270,7 +270,7 @@ def make_config(
     """The recipe's fields on top of a preset, with sizes and special ids that the tokenizer decides."""
     fields = {name: value for name, value in recipe.model.items() if name not in ("preset", "path")}
     known = [special_ids(one) for one in (tokenizer, target_tokenizer) if one is not None]
-    size = max(one["vocab_size"] for one in known)
+    size = max(one["vocab_size"] or 0 for one in known)
     fields = {**known[0], "vocab_size": size, **fields}
     if fields["vocab_size"] < size:
         raise RecipeError(f"model.vocab_size={fields['vocab_size']} is too small for the tokenizer's {size} tokens: drop it.")
