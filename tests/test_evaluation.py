@@ -219,6 +219,15 @@ def test_the_best_window_of_a_long_context_answers(tasks, monkeypatch):
     assert len(windows) > len(rows) + 5
 
 
+def test_the_windows_of_a_row_come_in_order(tasks, monkeypatch):
+    task = tasks("answers")
+    monkeypatch.setattr(task.objective, "predict", lambda model, features, generation: [f["offsets"][-2] for f in features])
+    monkeypatch.setattr(task.objective, "combine", list)
+    ends = predict_rows(None, task.objective, list(task.rows["validation"]), {}, tokens=40)
+    assert ends == [sorted(several) for several in ends]
+    assert max(map(len, ends)) > 2
+
+
 def test_a_text_without_tokens_is_named(tasks, monkeypatch):
     task = tasks("seq2seq")
     monkeypatch.setattr(task.objective, "ids", lambda texts, pairs=None: [[5], [], [6]])
@@ -274,6 +283,14 @@ def test_two_processes_find_what_one_finds(tasks, name, rows):
     for results, others in TwoProcesses().run(lambda group: evaluate(task, models[group.rank], group, rows, tokens=40)):
         assert results == pytest.approx(expected, rel=1e-5)
         assert others == (pytest.approx(predictions, rel=1e-5) if name == "number" else predictions)
+
+
+def test_two_processes_share_the_work(tasks, monkeypatch):
+    task = tasks("seq2seq")
+    rows, sizes = task.rows["validation"], echo(task.objective, monkeypatch)
+    both = TwoProcesses().run(lambda group: predict_rows(None, task.objective, rows, {}, 40, group))
+    assert both == [rows["source"][:]] * 2
+    assert sum(sizes) == len(rows)
 
 
 # Metrics

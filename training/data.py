@@ -106,7 +106,10 @@ def _load_source(data: Data) -> dict[str, Rows] | Rows:
 
 
 def _load_saved(folder: Path, streaming: bool) -> dict[str, Rows] | Rows:
-    loaded = datasets.load_from_disk(str(folder))
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise DataError(f"{folder} cannot be read as a saved dataset: {_one_line(error)}.") from error
     if not streaming:
         return loaded
     if isinstance(loaded, Dataset):
@@ -136,7 +139,7 @@ def _load_files(data: Data) -> dict[str, Rows]:
     kind = _format_of(every_path)
     if kind != "parquet":
         for path in every_path:
-            check_text_file(path, data.encoding, is_json=kind == "json")
+            check_text_file(path, data.encoding, kind)
     builder = "csv" if kind == "tsv" else kind
     try:
         return datasets.load_dataset(builder, data_files=paths, streaming=data.streaming, **_reading_options(kind, data))
@@ -177,8 +180,8 @@ def _format_of(paths: list[str]) -> str:
     return kinds.pop()
 
 
-def check_text_file(path: str, encoding: str, is_json: bool = False) -> None:
-    """Not empty, and in the encoding that it is said to be in."""
+def check_text_file(path: str, encoding: str, kind: str) -> None:
+    """Not empty, and in the encoding that it is said to be in, which `datasets` does not always heed."""
     opener: Callable = gzip.open if path.endswith(".gz") else open
     place, start = 0, ""
     try:
@@ -201,8 +204,10 @@ def check_text_file(path: str, encoding: str, is_json: bool = False) -> None:
         raise DataError(f"{path} is damaged or no gzip file: make it again, or drop the .gz from its name.") from None
     if not start:
         raise DataError(f"{path} is empty.")
-    if is_json and start == "[" and not _is_utf8(encoding):
+    if kind == "json" and start == "[" and not _is_utf8(encoding):
         raise DataError(f"{path} is a JSON array, which must be utf-8: convert it, or write one object a line.")
+    if kind == "text" and path.endswith(".gz") and not _is_utf8(encoding):
+        raise DataError(f"{path} is a packed text, which must be utf-8: convert or unpack it.")
 
 
 def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
@@ -297,14 +302,14 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
 
 def _columns(rows: Rows, split: str) -> dict[str, str]:
     """Every column with what is in it; of a stream that does not say, in its first row."""
-    if rows.features:
-        return {name: getattr(feature, "dtype", type(feature).__name__) for name, feature in rows.features.items()}
     try:
         first = next(iter(rows), None)
     except Exception as error:
         raise DataError(f"The {split} rows cannot be read: {_one_line(error)}.") from error
     if first is None:
         raise DataError(f"There are no {split} rows.")
+    if rows.features is not None:
+        return {name: getattr(feature, "dtype", type(feature).__name__) for name, feature in rows.features.items()}
     kinds = {str: "string", type(None): "null"}
     return {name: kinds.get(type(value), type(value).__name__) for name, value in first.items()}
 
@@ -325,8 +330,6 @@ def is_missing(value: Any, role: str) -> bool:
 
 
 def _without_incomplete(rows: Dataset, split: str, needed: list[str], data: Data) -> Dataset:
-    if len(rows) == 0:
-        raise DataError(f"There are no {split} rows.")
     missing = {role: [i for i, value in enumerate(rows[role]) if is_missing(value, role)] for role in needed}
     bad = sorted({i for several in missing.values() for i in several})
     if not bad:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,12 +203,12 @@ class Training:
         if options.compile:
             model.compile(dynamic=True)
         optimizers = make_optimizers(model, self.recipe.optimizer, self.recipe.schedule)
+        self.schedulers = [
+            make_schedule(optimizer, self.recipe.schedule, self.task.config.d_model, self.total) for optimizer in optimizers
+        ]
+        self.inner_optimizers = optimizers
         self.model, *self.optimizers = spread(self.accelerator, model, optimizers)
         self.plain_model = self.accelerator.unwrap_model(self.model)
-        self.schedulers = [
-            make_schedule(optimizer.optimizer, self.recipe.schedule, self.task.config.d_model, self.total)
-            for optimizer in self.optimizers
-        ]
         self.average = None if options.ema is None else WeightAverage(self.plain_model, options.ema)
 
     def resume(self, checkpoint: Path | None) -> None:
@@ -219,9 +220,11 @@ class Training:
                     f"{self.folder} was trained by {self.state.processes} processes, now there are "
                     f"{self.accelerator.num_processes}: launch as many, or set output to another folder."
                 )
-            inner = [optimizer.optimizer for optimizer in self.optimizers]
-            restore_optimizers(self.model, inner, checkpoint / OPTIMIZER)
-            for optimizer, groups in zip(inner, self.state.optimizer_groups):
+            if self.is_deepspeed:
+                self.model.load_checkpoint(self.folder / "deepspeed", tag=str(self.state.step))
+            else:
+                restore_optimizers(self.model, self.inner_optimizers, checkpoint / OPTIMIZER)
+            for optimizer, groups in zip(self.inner_optimizers, self.state.optimizer_groups):
                 restore_groups(optimizer, groups)
             for scheduler, saved in zip(self.schedulers, self.state.schedulers):
                 scheduler.load_state_dict(saved)
@@ -250,7 +253,7 @@ class Training:
     def clip_gradients(self) -> float:
         limit = self.recipe.optimizer.clip_norm
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), math.inf if limit is None else limit)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return 0.0 if norm is None else float(whole(norm))  # DeepSpeed does not always tell
 
     def stop_if_diverged(self, batches: list[MicroBatch]) -> None:
         overflow_is_normal = self.accelerator.mixed_precision == "fp16"
@@ -344,13 +347,17 @@ class Training:
     # Evaluation and checkpoints
 
     @property
+    def is_deepspeed(self) -> bool:
+        return self.accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    @property
     def has_validation(self) -> bool:
         return "validation" in self.task.rows
 
     @property
     def group(self) -> Group:
         """How processes share an evaluation. A sharded model answers only if all of them ask it the same."""
-        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        if self.is_deepspeed or self.accelerator.distributed_type == DistributedType.FSDP:
             return ALONE
         return evaluation_group(self.accelerator)
 
@@ -393,11 +400,13 @@ class Training:
         state = self.state
         state.health = dataclasses.asdict(self.health)
         state.schedulers = [scheduler.state_dict() for scheduler in self.schedulers]
-        state.optimizer_groups = [group_settings(optimizer) for optimizer in self.optimizers]
+        state.optimizer_groups = [group_settings(optimizer) for optimizer in self.inner_optimizers]
         state.scaler = None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict()
         state.log_bytes = self.log.size
         weights = self.gather_weights()
-        optimizers = gather_optimizers(self.model, [optimizer.optimizer for optimizer in self.optimizers])
+        optimizers = {} if self.is_deepspeed else gather_optimizers(self.model, self.inner_optimizers)
+        if self.is_deepspeed:  # its engine keeps the optimiser, in files and a format of its own
+            self.model.save_checkpoint(self.folder / "deepspeed", tag=str(state.step))
         average = None if self.average is None else {name: whole(tensor) for name, tensor in self.average.weights.items()}
 
         def write(path: Path) -> None:
@@ -414,7 +423,8 @@ class Training:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """Every weight once, tied ones under one name, whole even if they are spread over processes."""
-        state: dict[str, Any] = get_model_state_dict(self.model, options=WHOLE)
+        gather = self.accelerator.get_state_dict if self.is_deepspeed else partial(get_model_state_dict, options=WHOLE)
+        state: dict[str, Any] = gather(self.model) or {}
         names = {name for name, _ in self.plain_model.named_parameters()}
         return {name: tensor for name, tensor in state.items() if name in names}
 
