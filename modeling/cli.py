@@ -13,6 +13,7 @@ Everything that is heavy is imported by the command that needs it, so that `glas
 import json
 import linecache
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -156,7 +157,10 @@ def main(command: str | None = None) -> None:
     except Exception as error:
         if not is_for_people(error):
             raise
-        fail(str(error), getattr(error, "exit_code", 1))
+        code = getattr(error, "exit_code", 1)
+        if code > 1 and os.environ.get("RANK", "0") != "0":  # that it was told to stop, one process says for all
+            raise SystemExit(code) from None
+        fail(str(error), code)
 
 
 def is_for_people(error: Exception) -> bool:
@@ -167,8 +171,12 @@ def is_for_people(error: Exception) -> bool:
 
 
 def set_up_messages() -> None:
-    """Our notes and warnings as plain lines on stderr."""
+    """Our notes and warnings as plain lines on stderr; progress bars where somebody can see them move."""
     import warnings
+
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own as well
 
     logger = logging.getLogger("glassformer")
     handler = logging.StreamHandler()

@@ -276,10 +276,12 @@ def test_a_run_goes_on_after_any_update_as_if_it_had_not_stopped(open_source, ra
 
 def test_a_run_that_stops_after_every_update_sees_the_same_batches(open_source):
     batching, position, found = Batching(tokens=20, accumulation=2), Position(epoch=2), []
-    while update := next(Loader(open_source(batching), collate, batching).updates(position), None):
-        found.append(update)
-        position = through_json(update[1])
-    assert readable(found) == readable(Loader(open_source(batching), collate, batching).updates(Position(epoch=2)))
+    whole = list(Loader(open_source(batching), collate, batching).updates(position))
+    for _ in whole:
+        found.append(next(Loader(open_source(batching), collate, batching).updates(position)))
+        position = through_json(found[-1][1])
+    assert readable(found) == readable(whole)
+    assert next(Loader(open_source(batching), collate, batching).updates(position), None) is None
 
 
 def test_every_token_comes_once_an_epoch_and_in_another_order_in_the_next(open_source):

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from glassformer.training.optimization import (
     ENDLESS,
+    Float32Muon,
     WeightAverage,
     average_states,
     decay_groups,
@@ -285,3 +286,19 @@ def test_the_mean_of_checkpoints_is_exact_and_keeps_its_dtype(dtype):
     assert_close(mean["w"], torch.stack(before).double().mean(0).to(dtype), rtol=1e-15, atol=0)
     assert torch.equal(mean["large"], states[0]["large"])  # the sum of three is beyond float16
     assert all(torch.equal(state["w"], kept) for state, kept in zip(states, before))
+
+
+def test_muon_in_float32_goes_where_torchs_muon_goes():
+    """torch iterates in bfloat16, whose rounding is all that may differ."""
+    start, gradients = torch.randn(3, 12, 20), torch.randn(4, 3, 12, 20)
+    ends = []
+    for kind in (torch.optim.Muon, Float32Muon):
+        parameters = [torch.nn.Parameter(start[0].clone()), torch.nn.Parameter(start[1].T.clone())]
+        optimizer = kind(parameters, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for gradient in gradients:
+            parameters[0].grad, parameters[1].grad = gradient[0].clone(), gradient[1].T.clone()
+            optimizer.step()
+        assert set(optimizer.state[parameters[0]]) == {"momentum_buffer"}
+        ends.append(parameters)
+    for theirs, ours, begin in zip(*ends, (start[0], start[1].T)):
+        assert (ours - theirs).norm() < 0.02 * (theirs - begin).norm()

@@ -147,6 +147,7 @@ class Training:
         self.loss = self.sum_over_processes(sum(losses))
         self.norm = self.clip_gradients()
         self.stop_if_diverged(batches)
+        self.lr = float(self.schedulers[0].get_last_lr()[0])
         for optimizer, scheduler in zip(self.optimizers, self.schedulers):
             optimizer.step()
             if not optimizer.step_was_skipped:  # float16 skips where gradients overflow
@@ -283,10 +284,6 @@ class Training:
         for warning in self.health.observe(state.step, self.loss, self.norm):
             self.log.record(state.step, warning=warning)
             logger.warning(warning)
-
-    @property
-    def lr(self) -> float:
-        return float(self.schedulers[0].get_last_lr()[0])
 
     @property
     def padding(self) -> float:

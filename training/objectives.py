@@ -403,6 +403,8 @@ class MaskedLM(Objective):
 
     def collate(self, features: Features) -> dict[str, Tensor]:
         packed = "documents" in features[0]
+        if self.options.whole_words and "words" not in features[0]:
+            raise DataError("whole_words needs the column 'words': keep it (Trainer: remove_unused_columns=False).")
         if packed:
             tensors = pack([feature["documents"] for feature in features], self.pad)
         else:

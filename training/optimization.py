@@ -41,9 +41,8 @@ def make_optimizers(model: nn.Module, options: recipe.Optimizer, schedule: recip
     lr = peak_lr(options, schedule)
     if options.name == "muon":
         inner, others = split_for_muon(model)
-        muon = torch.optim.Muon(
-            inner, lr=lr, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"
-        )  # fmt: skip
+        kind = torch.optim.Muon if has_fast_bfloat16(inner[0].device) else Float32Muon
+        muon = kind(inner, lr=lr, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw")
         return [muon, _adamw(decay_groups(others, model, options.weight_decay), lr, options)]
     groups = decay_groups(dict(model.named_parameters()), model, options.weight_decay)
     if options.name == "adamw":
@@ -72,6 +71,43 @@ def _from_package(name: str) -> Any:
             f'optimizer.name={name} comes from the package pytorch-optimizer: pip install "glassformer[optimizers]".'
         ) from None
     return {"lamb": package.Lamb, "sophia": package.SophiaH}[name]
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+
+
+class Float32Muon(torch.optim.Muon):
+    """torch's Muon with its iteration in float32, for processors that have to emulate bfloat16.
+
+    On two cores with AVX2 a product of 96 x 256 took 557 us in bfloat16 and 73 us in float32, and an update of the date
+    translator 0.87 s instead of 0.24 s, of which 0.19 s are not Muon's.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                momentum.lerp_(p.grad, 1 - group["momentum"])
+                update = p.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+                update = orthogonalise(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)  # "match_rms_adamw": steps as large as Adam's
+
+
+def orthogonalise(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """The nearest matrix with singular values about 1, by Newton-Schulz (https://kellerjordan.github.io/posts/muon/)."""
+    a, b, c = coefficients
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
 
 
 def decay_groups(parameters: Mapping[str, nn.Parameter], model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -93,9 +93,9 @@ class Batching:
 @dataclass
 class Optimizer:
     name: Literal["adamw", "adafactor", "muon", "lamb", "sophia"] = "adamw"
-    lr: float | None = None  # peak learning rate; 1e-3 if not given, and the factor 1 for the noam schedule
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
-    eps: float = 1e-9
+    lr: float | None = None  # peak learning rate; 1e-3 if not given (sophia wants about 1), the factor 1 for the noam schedule
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])  # of adamw, lamb and sophia
+    eps: float = 1e-9  # of adamw
     weight_decay: float = 0.01  # not on biases, norms and embeddings
     clip_norm: float | None = 1.0  # of all gradients together
 
