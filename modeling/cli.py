@@ -48,8 +48,10 @@ def train(
         print(describe_plan(loaded))
     else:
         from glassformer.training.devices import leave
+        from glassformer.training.logs import hide_small_progress_bars
         from glassformer.training.loop import train as run
 
+        hide_small_progress_bars()
         run(loaded)
         leave()
 
@@ -64,7 +66,9 @@ def evaluate(
 ) -> None:
     """Measure a trained model on a split of its data, or on other data with the same columns."""
     from glassformer.training.inference import load_trained
+    from glassformer.training.logs import hide_small_progress_bars
 
+    hide_small_progress_bars()
     results = load_trained(folder, overrides or []).evaluate(data, split)
     for name, value in results.items():
         print(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
@@ -85,7 +89,9 @@ def predict(
 ) -> None:
     """Answer texts with a trained model: translate, continue, classify, tag, fill masks or find answers."""
     from glassformer.training.inference import load_trained
+    from glassformer.training.logs import hide_small_progress_bars
 
+    hide_small_progress_bars()
     trained = load_trained(folder)
     rows = trained.rows(texts or read_lines(file), context)
     for row, answer in zip(rows, trained.predict(rows, num_beams=beams, max_new_tokens=max_new_tokens)):

@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import glassformer  # noqa: F401  (makes the Auto classes know our models)
 from glassformer.cli import set_up_messages
+from glassformer.training.logs import hide_small_progress_bars
 from glassformer.training.loop import train
 from glassformer.training.recipe import load_recipe
 
@@ -23,7 +24,9 @@ RELOAD = """
 import sys
 import glassformer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
+disable_progress_bar()
 folder, *texts = sys.argv[1:]
 model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 written = model.generate(**tokenizer(texts, padding=True, return_tensors="pt"))
@@ -34,6 +37,7 @@ for text, answer in zip(texts, tokenizer.batch_decode(written, skip_special_toke
 
 def main(output: str) -> None:
     set_up_messages()
+    hide_small_progress_bars()
     folder = train(load_recipe("dates", [f"output={output}"]))
     show_metrics(folder)
     show_predictions(folder)

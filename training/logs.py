@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import transformers
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
@@ -32,6 +33,11 @@ def tracker_names(options: Logging) -> list[str]:
         except ImportError:
             raise RecipeError("logging.wandb=true needs the package wandb: pip install wandb.") from None
     return ["tensorboard"] * options.tensorboard + ["wandb"] * options.wandb
+
+
+def hide_small_progress_bars() -> None:
+    """transformers draws a bar for every file that it reads or writes: of no use where that takes a second."""
+    transformers.utils.logging.disable_progress_bar()
 
 
 class RunLog:

@@ -141,10 +141,9 @@ class Training:
 
     def update(self, batches: list[MicroBatch]) -> None:
         """One step: the gradient of the mean loss over all labels of all batches of all processes."""
-        items = sum(self.objective.num_items(batch.tensors) for batch in batches if batch.counts)
-        total = max(int(self.sum_over_processes(items)), 1)
-        losses = [self.backward(batch, total, last=batch is batches[-1]) for batch in batches]
-        self.loss = self.sum_over_processes(sum(losses))
+        total, tokens, padded = self.measure(batches)
+        losses = [self.backward(batch, max(total, 1), last=batch is batches[-1]) for batch in batches]
+        [self.loss] = self.sum_over_processes(sum(losses))
         self.norm = self.clip_gradients()
         self.stop_if_diverged(batches)
         self.lr = float(self.schedulers[0].get_last_lr()[0])
@@ -155,7 +154,7 @@ class Training:
             optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.plain_model)
-        self.count(batches)
+        self.count(tokens, padded)
 
     def backward(self, batch: MicroBatch, total: int, last: bool) -> float:
         """Adds this batch's part of the gradient -> its part of the mean loss."""
@@ -247,9 +246,18 @@ class Training:
 
     # Steps
 
-    def sum_over_processes(self, value: float) -> float:
-        total = self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device), "sum")
-        return float(total)
+    def measure(self, batches: list[MicroBatch]) -> tuple[int, ...]:
+        """Labels, tokens, and tokens with padding in the batches of all processes."""
+        tensors = [batch.tensors for batch in batches if batch.counts]
+        labels = sum(self.objective.num_items(each) for each in tensors)
+        tokens, padded = (sum(counts) for counts in zip((0, 0), *map(self.objective.count_tokens, tensors)))
+        return tuple(map(int, self.sum_over_processes(labels, tokens, padded)))
+
+    def sum_over_processes(self, *values: float) -> list[float]:
+        if self.accelerator.num_processes == 1:
+            return list(values)
+        mine = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(mine, "sum").tolist()
 
     def clip_gradients(self) -> float:
         limit = self.recipe.optimizer.clip_norm
@@ -271,15 +279,13 @@ class Training:
             f"{last[-1] if last else 'none yet'}."
         )
 
-    def count(self, batches: list[MicroBatch]) -> None:
+    def count(self, tokens: int, padded: int) -> None:
         state = self.state
         state.step += 1
         state.loss_sum += self.loss
         state.loss_count += 1
-        counts = [self.objective.count_tokens(batch.tensors) for batch in batches if batch.counts]
-        tokens = int(self.sum_over_processes(sum(real for real, _ in counts)))
         state.tokens += tokens
-        state.padded += int(self.sum_over_processes(sum(padded for _, padded in counts)))
+        state.padded += padded
         self.log.progress(self.loss, self.lr, tokens)
         for warning in self.health.observe(state.step, self.loss, self.norm):
             self.log.record(state.step, warning=warning)
