@@ -270,10 +270,13 @@ class GlassformerForCausalLM(LanguageModelHead, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = True,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
-        """`labels` are the input ids, with -100 where nothing is to be learnt; `shift_labels` are shifted already."""
+        """`labels` are the input ids, with -100 where nothing is to be learnt.
+
+        A caller that has shifted them already passes `shift_labels` (no named argument: Trainer takes those for its labels).
+        """
+        shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids, attention_mask, position_ids,
             past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,

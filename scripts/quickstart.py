@@ -38,6 +38,7 @@ for text, answer in zip(texts, tokenizer.batch_decode(written, skip_special_toke
 def main(output: str) -> None:
     set_up_messages()
     hide_small_progress_bars()
+    torch.set_num_threads(1)  # so small a model gains little from a second one, and suffers where cores are busy
     folder = train(load_recipe("dates", [f"output={output}"]))
     show_metrics(folder)
     show_predictions(folder)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, concatenate_datasets
+from datasets import ClassLabel, Dataset, DatasetDict, Features, IterableDataset, Value, concatenate_datasets
 from recipes import ROWS, TASKS, keep_caches_in, rows_of, task_recipe, tiny_recipe, write_rows
 
 from glassformer.training import corpora
@@ -723,3 +723,32 @@ def test_fingerprint_knows_lists_and_where_they_end():
     rows = Dataset.from_list(nested * 20)
     assert fingerprint(rows.select(range(4, 10))) == fingerprint(Dataset.from_list(nested * 3))
     assert fingerprint(Dataset.from_list(nested)) != fingerprint(Dataset.from_list(moved))
+
+
+def test_the_inside_of_a_column_can_play_a_role(tmp_path):
+    rows = [{"translation": {"en": f"one {i}", "de": f"eins {i}"}} for i in range(3)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    columns = {"source": "translation.en", "target": "translation.de"}
+    for streaming in (False, True):
+        data = Data(files={"train": str(path)}, columns=columns, streaming=streaming)
+        assert next(iter(load_rows(data, {"source": True, "target": True})["train"])) == {"source": "one 0", "target": "eins 0"}
+
+
+def test_a_split_can_be_left_out():
+    splits = load_rows(Data(source="builtin:copy", size=5, splits={"test": None}), {"source": True, "target": True})
+    assert set(splits) == {"train", "validation"}
+
+
+def test_numbers_of_classes_whose_names_are_digits_stay_what_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["1", "2", "3"])})
+    rows = Dataset.from_dict({"text": ["a b", "b c", "c d"], "label": [0, 1, 2]}, features=features)
+    rows.save_to_disk(tmp_path / "saved")
+    recipe = tiny_recipe(
+        tmp_path / "run",
+        {"data": {"source": str(tmp_path / "saved")}, "objective.name": "sequence_classification", "model.num_decoder_layers": 0,
+         "evaluation": {}},
+    )  # fmt: skip
+    task = prepare(recipe)
+    assert task.encoded["train"]["label"][:] == [0, 1, 2] and task.config.id2label == {0: "1", 1: "2", 2: "3"}

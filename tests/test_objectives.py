@@ -885,10 +885,9 @@ def counting(base: type, objective) -> type:
 @pytest.mark.parametrize("name", ["causal_lm", "masked_lm", "multi_label", "question_answering"])
 def test_the_trainer_of_transformers_trains_from_our_batches(name, tmp_path):
     objective = make(name)
-    labels = {"label_names": ["labels"]} if name == "causal_lm" else {}  # not `shift_labels`, which the model takes as well
     trainer = counting(Trainer, objective)(
         model=model_for(objective),
-        args=TrainingArguments(**arguments(tmp_path, **labels)),
+        args=TrainingArguments(**arguments(tmp_path)),
         train_dataset=dataset_for(objective, name),
         eval_dataset=dataset_for(objective, name),
         data_collator=objective.collate,

@@ -217,6 +217,8 @@ def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
         raise DataError(f"data.splits has no split {unknown[0]!r}{nearest(unknown[0], SPLITS)}")
     picked = {}
     for split in SPLITS:
+        if data.splits.get(split, "") is None:
+            continue
         names = [data.splits[split]] if split in data.splits else [split, *OTHER_NAMES[split]]
         name = next((name for name in names if name.partition("[")[0] in loaded), None)
         if name is None and split in data.splits:
@@ -274,6 +276,7 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
     """Columns renamed to the roles that they play; the others dropped; incomplete rows refused or dropped."""
     if unknown := [role for role in data.columns if role not in roles]:
         raise DataError(f"data.columns.{unknown[0]} plays no part in this objective{nearest(unknown[0], roles)}")
+    rows = _flat(rows, data.columns.values())
     existing = _columns(rows, split)
     wanted: dict[str, str] = {}
     for role, needed in roles.items():
@@ -298,6 +301,21 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
     if isinstance(rows, IterableDataset):
         return rows
     return _without_incomplete(rows, split, complete, data)
+
+
+def _flat(rows: Rows, columns: Iterable[str]) -> Rows:
+    """With the inside of a column as columns of its own, where a recipe asks for them: `translation.de`."""
+    nested = [column for column in columns if "." in column]
+    if not nested or all(column in (rows.column_names or ()) for column in nested):
+        return rows
+    if isinstance(rows, Dataset):
+        return rows.flatten()
+    return rows.map(lambda row: {**row, **{name: _inside(row, name) for name in nested}})
+
+
+def _inside(row: dict[str, Any], name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    return (row.get(outer) or {}).get(inner)
 
 
 def _columns(rows: Rows, split: str) -> dict[str, str]:
@@ -387,7 +405,8 @@ class TokenColumn:
     """The token ids of each document, in slices, without decoding the rest of it."""
 
     def __init__(self, rows: Dataset, column: str):
-        self.lists: pa.ChunkedArray = rows.flatten_indices().data.column(column)
+        table = rows if rows._indices is None else rows.flatten_indices()
+        self.lists: pa.ChunkedArray = table.data.column(column)
 
     def slice(self, document: int, start: int, end: int):
         return self.lists[document].values.slice(start, end - start).to_numpy()

@@ -24,7 +24,7 @@ from .data import DataError, encode_rows, load_split
 from .evaluation import evaluate_model, predict_rows
 from .objectives import OBJECTIVES, Objective
 from .recipe import Recipe, RecipeError, apply_override, parse_recipe
-from .task import ENDLESS, data_of, fitting, load_tokenizer, max_length
+from .task import ENDLESS, data_of, fitting, load_tokenizer, max_length, set_numbering
 
 
 # The objective of a folder without a recipe, by its head
@@ -52,6 +52,7 @@ class Trained:
         if self.recipe.batching.packing:  # documents are laid end to end, however long
             block, objective.max_length = objective.max_length, ENDLESS
         rows = load_split(data, objective.roles, source, split, self.recipe.seed)
+        set_numbering(objective, rows)
         encoded = encode_rows(rows, objective.encode, key=split, cache=None)
         encoded = fitting(encoded, split, "truncate", objective.max_length, data.incomplete)
         results, _ = evaluate_model(self.model, objective, rows, encoded, self.recipe.evaluation, block)

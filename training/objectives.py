@@ -449,6 +449,12 @@ class Labelled(Objective):
     """Objectives with named classes."""
 
     shapes = ("encoder", "decoder")
+    numbered = False  # the rows have the numbers of classes, as a column of ClassLabel does
+
+    def class_number(self, value: Any) -> int:
+        if self.numbered and isinstance(value, int) and 0 <= value < len(self.labels or ()):
+            return value
+        return class_number(value, self.labels)
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -500,9 +506,9 @@ class SequenceClassification(Labelled):
             except (TypeError, ValueError):
                 raise DataError(f"The label {value!r} is no number, which regression needs.") from None
         if self.kind == "multi_label_classification":
-            chosen = {class_number(one, self.labels) for one in value}
+            chosen = {self.class_number(one) for one in value}
             return [float(number in chosen) for number in range(len(self.labels or ()))]
-        return class_number(value, self.labels)
+        return self.class_number(value)
 
     def num_items(self, tensors: dict[str, Tensor]) -> int:
         return tensors["labels"].numel()
@@ -559,7 +565,7 @@ class TokenClassification(Labelled):
             encoded = self.tokenizer(words, is_split_into_words=True)
             ids.append(encoded.input_ids)
             first = first_pieces(encoded.word_ids())
-            labels.append([class_number(tags[word], self.labels) if word is not None else IGNORED for word in first])
+            labels.append([self.class_number(tags[word]) if word is not None else IGNORED for word in first])
         return self._fitted({"input_ids": ids, "labels": labels})
 
     def collate(self, features: Features) -> dict[str, Tensor]:
@@ -589,7 +595,7 @@ class TokenClassification(Labelled):
 
     def reference(self, row: dict[str, Any]) -> list[str]:
         names = list(self.labels or ())
-        return [names[class_number(tag, names)] for tag in row["tags"]]
+        return [names[self.class_number(tag)] for tag in row["tags"]]
 
 
 def first_pieces(words: list[int | None]) -> list[int | None]:
@@ -618,6 +624,8 @@ class QuestionAnswering(Objective):
 
     def find_answer(self, question: str, context: str, answers: dict[str, list]) -> tuple[int, int]:
         """First character of the answer and the one after its last, without white space around it."""
+        if not isinstance(answers, dict) or not {"text", "answer_start"} <= answers.keys():
+            raise DataError(f"The answers to {question!r} must have text and answer_start, a list each, as in SQuAD.")
         if not answers["text"] or not answers["text"][0].strip():
             raise DataError(f"The question {question!r} has no answer: leave it out, for one is always predicted.")
         text, begin = answers["text"][0], answers["answer_start"][0]

@@ -39,9 +39,9 @@ class Data:
     source: str = ""  # builtin:NAME, a Hub id, the folder of a saved dataset, or a local csv, json, jsonl, parquet or text file
     config: str | None = None  # which configuration of a Hub dataset
     files: dict[str, str | list[str]] | None = None  # local files by split, instead of `source`
-    splits: dict[str, str] = field(default_factory=dict)  # our split: the source's name for it, slices such as train[:90%] too
+    splits: dict[str, str | None] = field(default_factory=dict)  # our split: its name there, or a slice: train[:90%]; null: none
     validation_fraction: float = 0.0  # cut from the training rows when there is no validation split
-    columns: dict[str, str] = field(default_factory=dict)  # role: column, where the two differ
+    columns: dict[str, str] = field(default_factory=dict)  # role: column, where the two differ; translation.de reaches inside one
     labels: list[str] | None = None  # names of classes, in order; found in the training rows if not given
     size: int | None = None  # training rows to generate for a builtin corpus, or to take from another one
     streaming: bool = False  # read rows while training instead of before
@@ -390,6 +390,8 @@ def _check_run(recipe: Recipe) -> None:
         raise RecipeError("The size of a batch is given once: set batching.tokens or batching.examples.")
     if batching.packing and recipe.objective.name not in ("causal_lm", "masked_lm"):
         raise RecipeError(f"batching.packing fills rows for causal_lm and masked_lm, not for {recipe.objective.name}: drop it.")
+    if recipe.objective.name == "prefix_lm" and recipe.model.get("attention_window"):
+        raise RecipeError("prefix_lm sees its prefix whole: drop model.attention_window.")
     if training.steps is None and training.epochs is None and training.minutes is None:
         raise RecipeError("The run has no end: set training.steps, training.epochs or training.minutes.")
     if recipe.data.streaming and training.steps is None:

@@ -27,7 +27,7 @@ from . import recipe as recipes
 from .batching import StreamSource, TableSource
 from .checkpoints import write_whole
 from .data import DataError, Rows, default_cache, encode_rows, fingerprint, is_complete, load_rows
-from .objectives import OBJECTIVES, CausalLM, Objective
+from .objectives import OBJECTIVES, CausalLM, Labelled, Objective
 from .recipe import Recipe, RecipeError, expand_path
 from .tokenization import special_ids, train_tokenizer
 
@@ -91,6 +91,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Task:
         recipe.objective, tokenizer, limit,
         target_tokenizer=target_tokenizer, labels=labels, stride=min(recipe.data.stride, limit // 2),
     )  # fmt: skip
+    set_numbering(objective, rows["train"])
     config = GlassformerConfig.from_dict(config.to_dict() | objective.config_fields)
     task = Task(recipe, objective, config, tokenizer, target_tokenizer, rows, {})
     task.fingerprints = {split: fingerprint(several) for split, several in rows.items()}
@@ -169,9 +170,20 @@ def find_labels(rows: Rows, recipe: Recipe) -> list[str] | None:
     return names
 
 
+def label_feature(rows: Rows, role: str) -> Any:
+    """What the column says about its labels, one by one."""
+    feature = None if rows.features is None else rows.features.get(role)
+    return feature.feature if isinstance(feature, List) else feature
+
+
+def set_numbering(objective: Objective, rows: Rows) -> None:
+    """Numbers in a column of ClassLabel are places in the list of names, even where the names are digits too."""
+    if isinstance(objective, Labelled):
+        objective.numbered = any(isinstance(label_feature(rows, role), ClassLabel) for role in ("label", "tags"))
+
+
 def known_labels(rows: Rows, role: str) -> list[str]:
-    feature = None if rows.features is None else rows.features[role]
-    inner = feature.feature if isinstance(feature, List) else feature
+    inner = label_feature(rows, role)
     if isinstance(inner, ClassLabel):
         return list(inner.names)
     if isinstance(rows, IterableDataset):
