@@ -15,7 +15,7 @@ from glassformer.training.recipe import Recipe, parse_recipe
 
 TINY = {
     "name": "tiny",
-    "data": {"source": "builtin:copy", "size": 120},
+    "data": {"source": "builtin:copy", "size": 120, "splits": {"validation": "validation[:30]", "test": "test[:20]"}},
     "tokenizer": {"kind": "char", "vocab_size": 40},
     "model": {
         "d_model": 16, "num_heads": 2, "d_ff": 24, "num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.1,
