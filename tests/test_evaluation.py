@@ -280,7 +280,10 @@ def test_two_processes_find_what_one_finds(tasks, name, rows):
     model = build_model(task)
     models = [copy.deepcopy(model), copy.deepcopy(model)]
     expected, predictions = evaluate(task, model, rows=rows, tokens=40)
-    for results, others in TwoProcesses().run(lambda group: evaluate(task, models[group.rank], group, rows, tokens=40)):
+    own = [task, copy.deepcopy(task)]  # processes do not share a tokenizer, which two threads must not use at once
+    for results, others in TwoProcesses().run(
+        lambda group: evaluate(own[group.rank], models[group.rank], group, rows, tokens=40)
+    ):
         assert results == pytest.approx(expected, rel=1e-5)
         assert others == (pytest.approx(predictions, rel=1e-5) if name == "number" else predictions)
 

@@ -19,6 +19,7 @@ import glassformer
 
 from . import report
 from .checkpoints import CheckpointError, CheckpointFolder, LoopState, read_weights, step_of, write_json
+from .estimate import readable_time
 from .evaluation import describe, evaluate_model, evaluation_group, predict_rows
 from .optimization import average_states
 from .recipe import Recipe
@@ -49,28 +50,37 @@ def finish(task: Task, accelerator: Accelerator, folder: Path, checkpoints: Chec
     write_json(folder / "metrics.json", results)
     write_samples(task, model, folder, samples)
     report.draw_curves(folder / "log.jsonl", folder / "curves.png", recipe.name)
-    report.write_manifest(
-        folder,
-        {
-            "recipe": recipe.to_dict(),
-            "objective": recipe.objective.name,
-            "parameters": model.num_parameters(),
-            "seed": recipe.seed,
-            "processes": state.processes,
-            "updates": state.step,
-            "epochs": state.position.epoch,
-            "tokens": state.tokens,
-            "padding": 1 - state.tokens / max(state.padded, 1),
-            "seconds": state.seconds,
-            "best": {"metric": recipe.evaluation.best or task.objective.best, "value": state.best, "update": state.best_step},
-            "weights_from": [path.name for path in chosen],
-            "data_fingerprints": task.fingerprints,
-            "metrics": results,
-        },
+    manifest = describe_run(task, model, state, chosen, results)
+    report.write_manifest(folder, manifest)
+    logger.info(
+        f"{state.step} updates, {state.tokens:,} tokens, {manifest['padding']:.1%} padding, {readable_time(state.seconds)}."
     )
     for split, values in results.items():
         logger.info(f"{split}: {describe(values)}")
     logger.info(f"Everything is in {folder}.")
+
+
+def describe_run(
+    task: Task, model: PreTrainedModel, state: LoopState, chosen: list[Path], results: dict[str, Any]
+) -> dict[str, Any]:
+    """What `run.json` says, beside the versions."""
+    recipe = task.recipe
+    return {
+        "recipe": recipe.to_dict(),
+        "objective": recipe.objective.name,
+        "parameters": model.num_parameters(),
+        "seed": recipe.seed,
+        "processes": state.processes,
+        "updates": state.step,
+        "epochs": state.position.epoch,
+        "tokens": state.tokens,
+        "padding": 1 - state.tokens / max(state.padded, 1),
+        "seconds": state.seconds,
+        "best": {"metric": recipe.evaluation.best or task.objective.best, "value": state.best, "update": state.best_step},
+        "weights_from": [path.name for path in chosen],
+        "data_fingerprints": task.fingerprints,
+        "metrics": results,
+    }
 
 
 def choose_checkpoints(recipe: Recipe, checkpoints: CheckpointFolder, state: LoopState) -> list[Path]:

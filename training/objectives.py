@@ -40,6 +40,7 @@ class Objective:
     best: str = "loss"  # the result that chooses the best checkpoint if the recipe names none
     writes_text = False  # predictions come from `generate`
     predictions_are_compared = True  # with references, row by row
+    loss_options: dict[str, Any] = {}  # how the head is asked for the loss and no more
 
     def __init__(
         self,
@@ -89,11 +90,6 @@ class Objective:
         """What the config of a model for this objective must say."""
         return {}
 
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        """How the head is asked for the loss and no more."""
-        return {}
-
     # Prediction
 
     def prompts(self, rows: list[dict[str, Any]]) -> Features:
@@ -133,6 +129,11 @@ class Objective:
         ones = [np.ones(len(tokens), dtype=bool) for tokens in ids]
         return {"input_ids": stack(ids, self.pad_id, left), "attention_mask": stack(ones, False, left)}
 
+    def inputs(self, model: PreTrainedModel, features: Features, left: bool = False) -> dict[str, Tensor]:
+        """What a model is asked to read, where it is."""
+        tensors = self.pad([feature["input_ids"] for feature in features], left)
+        return {name: tensor.to(model.device) for name, tensor in tensors.items()}
+
     def rng(self, feature: dict[str, Any]) -> np.random.Generator:
         """The feature's own randomness; features that come without a seed draw one from torch."""
         seed = feature.get("seed")
@@ -160,6 +161,7 @@ class Seq2Seq(Objective):
     """Read a source, write a target. The decoder is taught with the true target, shifted right by the model."""
 
     head = "GlassformerForConditionalGeneration"
+    loss_options = {"return_logits": False}
     shapes = ("encoder-decoder",)
     roles = {"source": True, "target": True}
     adds = "eos"
@@ -180,12 +182,8 @@ class Seq2Seq(Objective):
         real, padded = super().count_tokens(tensors)
         return real + self.num_items(tensors), padded + tensors["labels"].numel()
 
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        return {"return_logits": False}
-
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[str]:
-        tensors = {name: tensor.to(model.device) for name, tensor in self.pad([f["input_ids"] for f in features]).items()}
+        tensors = self.inputs(model, features)
         written = model.generate(**tensors, **generation)
         return self.target_tokenizer.batch_decode(written, skip_special_tokens=True)
 
@@ -291,6 +289,7 @@ class CausalLM(Objective):
     """Continue a text."""
 
     head = "GlassformerForCausalLM"
+    loss_options = {"return_logits": False}
     shapes = ("decoder",)
     adds = "bos"
     metrics = ("loss", "perplexity")
@@ -309,18 +308,13 @@ class CausalLM(Objective):
     def num_items(self, tensors: dict[str, Tensor]) -> int:
         return int((tensors["labels"][:, 1:] != IGNORED).sum())  # the model shifts: nothing predicts the first token
 
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        return {"return_logits": False}
-
     def prompts(self, rows: list[dict[str, Any]]) -> Features:
         """Without an end mark, after which nothing follows. A long text goes on from its end, so the beginning is cut off."""
         ids = [without_end(tokens, self.tokenizer) for tokens in self.ids([row["text"] for row in rows])]
         return [{"input_ids": tokens[-self.max_length :], "row": number} for number, tokens in enumerate(ids)]
 
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[str]:
-        tensors = self.pad([feature["input_ids"] for feature in features], left=True)
-        tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
+        tensors = self.inputs(model, features, left=True)
         written = model.generate(**tensors, **generation)
         return self.tokenizer.batch_decode(written, skip_special_tokens=True)
 
@@ -366,8 +360,7 @@ class PrefixLM(CausalLM):
         """The prompt is read in both directions, all of it at once; then its cache is what `generate` goes on from."""
         if max(len(feature["input_ids"]) for feature in features) == 1:  # which has but one direction
             return super().predict(model, features, generation)
-        tensors = self.pad([feature["input_ids"] for feature in features], left=True)
-        ids, tokens = tensors["input_ids"].to(model.device), tensors["attention_mask"].to(model.device)
+        ids, tokens = self.inputs(model, features, left=True).values()
         positions = (tokens.long().cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
             cache = model(ids, prefix_mask(tokens, tokens), positions, use_cache=True).past_key_values
@@ -389,6 +382,7 @@ class MaskedLM(Objective):
     """Restore hidden tokens, seeing both sides."""
 
     head = "GlassformerForMaskedLM"
+    loss_options = {"return_logits": False}
     shapes = ("encoder",)
     metrics = ("loss", "perplexity")
     predictions_are_compared = False
@@ -421,13 +415,9 @@ class MaskedLM(Objective):
             rate=self.options.rate or 0.15, words=words, replaceable_from=lowest_ids(specials),
         )  # fmt: skip
 
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        return {"return_logits": False}
-
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[str]:
         """Texts with every mask filled in."""
-        tensors = {name: tensor.to(model.device) for name, tensor in self.pad([f["input_ids"] for f in features]).items()}
+        tensors = self.inputs(model, features)
         with torch.no_grad():
             best = model(**tensors).logits.argmax(-1)
         ids = torch.where(tensors["input_ids"] == mask_id(self.tokenizer), best, tensors["input_ids"])
@@ -466,7 +456,7 @@ class Labelled(Objective):
         return {**tensors, "labels": torch.tensor([feature["label"] for feature in features])}
 
     def logits(self, model: PreTrainedModel, features: Features) -> Tensor:
-        tensors = {name: tensor.to(model.device) for name, tensor in self.pad([f["input_ids"] for f in features]).items()}
+        tensors = self.inputs(model, features)
         with torch.no_grad():
             return model(**tensors).logits.float()
 
@@ -670,7 +660,7 @@ class QuestionAnswering(Objective):
 
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[tuple[float, str]]:
         """The best answer of each window, with its score."""
-        tensors = {name: tensor.to(model.device) for name, tensor in self.pad([f["input_ids"] for f in features]).items()}
+        tensors = self.inputs(model, features)
         with torch.no_grad():
             outputs = model(**tensors)
         starts, ends = outputs.start_logits.float().cpu(), outputs.end_logits.float().cpu()
