@@ -217,9 +217,10 @@ def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
         raise DataError(f"data.splits has no split {unknown[0]!r}{nearest(unknown[0], SPLITS)}")
     picked = {}
     for split in SPLITS:
-        if data.splits.get(split, "") is None:
+        asked = data.splits.get(split, split)
+        if asked is None:
             continue
-        names = [data.splits[split]] if split in data.splits else [split, *OTHER_NAMES[split]]
+        names = [asked] if split in data.splits else [split, *OTHER_NAMES[split]]
         name = next((name for name in names if name.partition("[")[0] in loaded), None)
         if name is None and split in data.splits:
             raise DataError(f"{data.source or 'data.files'} has no split {names[0]!r}: it has {', '.join(loaded)}.")

@@ -37,7 +37,8 @@ def finish(task: Task, accelerator: Accelerator, folder: Path, checkpoints: Chec
         save_model(task, folder, chosen)
     accelerator.wait_for_everyone()
     model = getattr(glassformer, task.objective.head).from_pretrained(folder).to(accelerator.device).eval()
-    results, samples, group = {}, None, evaluation_group(accelerator)
+    results: dict[str, Any] = {}
+    samples, group = None, evaluation_group(accelerator)
     for split in ("validation", "test"):
         if split in task.rows:
             rows = task.rows[split]

@@ -444,7 +444,7 @@ def total_updates(recipe: Recipe, loader: Loader) -> int | None:
 class StopSignal:
     """Notes SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.number: int | None = None
 
     def __enter__(self) -> "StopSignal":
