@@ -10,6 +10,14 @@ import pytest
 import torch
 
 
+# Files with long tests go first, so that no worker is left with one at the end.
+LONG = ("test_distributed.py", "test_interruption.py", "test_training.py", "test_packaging.py", "test_hub.py", "test_checkpoints.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
