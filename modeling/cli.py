@@ -187,7 +187,7 @@ def set_up_messages() -> None:
     logger = logging.getLogger("glassformer")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers = [handler]
+    logger.handlers, logger.propagate = [handler], False  # some libraries set up a logger of their own below ours
     logger.setLevel(logging.INFO)
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # what it reports, it raises too
 

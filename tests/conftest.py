@@ -1,5 +1,6 @@
 """Every test starts from the same seed and never reaches for the Hub."""
 
+import logging
 import os
 
 
@@ -21,3 +22,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def messages():
+    """The command line keeps our messages to itself; `caplog` listens at the root."""
+    logging.getLogger("glassformer").propagate = True

@@ -63,7 +63,7 @@ class Objective:
         return self._fitted({"input_ids": self.ids(rows["text"])})
 
     def ids(self, texts: list[str], pairs: list[str] | None = None) -> list[list[int]]:
-        return self.tokenizer(texts, pairs, return_attention_mask=False).input_ids
+        return self.tokenizer(texts, pairs, return_attention_mask=False, verbose=False).input_ids
 
     def _fitted(self, columns: dict[str, list]) -> dict[str, list]:
         """Lists of tokens cut to the length that the model allows; the last token, an end mark as a rule, is kept."""
@@ -320,8 +320,8 @@ class CausalLM(Objective):
 
     def sample_prompts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Beginnings, to be continued."""
-        texts = [self.tokenizer.decode(self.tokenizer(row["text"]).input_ids[:16], skip_special_tokens=True) for row in rows]
-        return [{"text": text} for text in texts]
+        beginnings = [ids[:16] for ids in self.ids([row["text"] for row in rows])]
+        return [{"text": text} for text in self.tokenizer.batch_decode(beginnings, skip_special_tokens=True)]
 
 
 def pack(rows: list[list[np.ndarray]], pad, labelled: bool = False) -> dict[str, Tensor]:
@@ -425,7 +425,8 @@ class MaskedLM(Objective):
 
     def sample_prompts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Texts with some tokens masked."""
-        features = [{"input_ids": cut(self.tokenizer(row["text"]).input_ids, 48), "seed": i} for i, row in enumerate(rows)]
+        texts = self.ids([row["text"] for row in rows])
+        features = [{"input_ids": cut(ids, 48), "seed": number} for number, ids in enumerate(texts)]
         hidden = [self.hide(np.asarray(f["input_ids"]), None, self.rng(f)) for f in features]
         masked = [np.where(labels == IGNORED, ids, mask_id(self.tokenizer)) for ids, labels in hidden]
         inner = [[int(i) for i in ids if i not in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)] for ids in masked]
