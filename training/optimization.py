@@ -80,8 +80,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 class Float32Muon(torch.optim.Muon):
     """torch's Muon with its iteration in float32, for processors that have to emulate bfloat16.
 
-    On two cores with AVX2 a product of 96 x 256 took 557 us in bfloat16 and 73 us in float32, and an update of the date
-    translator 0.87 s instead of 0.24 s, of which 0.19 s are not Muon's.
+    On one core with AVX2 it takes 22 to 26 ms of an update of the date translator, torch's 465 to 470 ms; forward and backward
+    pass take 104 to 127 ms.
     """
 
     @torch.no_grad()
