@@ -55,11 +55,11 @@ def run(job: dict) -> dict:
     output = load_recipe(recipe).folder
     log = Path(recipe).with_suffix(".txt")
     for name, when in job["signals"]:
-        child = start(recipe, log)
-        before = len(list(output.glob("checkpoints/*")))
+        child, before, new = start(recipe, log), set(output.glob("checkpoints/*-*")), set()
 
-        def seen(count=when, before=before):
-            return isinstance(count, str) and len(list(output.glob("checkpoints/*-*"))) >= before + int(count.split()[1])
+        def seen(when=when, before=before, new=new):
+            new |= set(output.glob("checkpoints/*-*")) - before  # old ones may be gone by then
+            return isinstance(when, str) and len(new) >= int(when.split()[1])
 
         code = wait(child, when if isinstance(when, float) else 60, seen)
         if code is None:
