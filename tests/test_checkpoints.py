@@ -174,6 +174,7 @@ def test_a_malicious_file_is_refused_and_not_executed(name, tmp_path, monkeypatc
 
 def test_nothing_in_a_run_is_a_pickle(tmp_path):
     folder = train(tiny_recipe(tmp_path / "run", {"training.ema": 0.5, "logging.tensorboard": True}))
+    assert list(folder.glob("tensorboard/**/events.*"))
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert not suffixes & {".pt", ".pth", ".bin", ".pkl", ".ckpt"}
     for path in (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size):

@@ -25,6 +25,15 @@ SHARED = {
 }  # fmt: skip
 
 
+SHARP = {**SHARED, "model.label_smoothing": 0.0, "training.steps": 3}
+
+
+def stream_of(folder: Path) -> dict:
+    """The same on rows that are read while training, in windows that updates straddle."""
+    file = str(folder / "rows.jsonl")
+    return {**SHARED, "data": {"files": {"train": file, "validation": file}, "streaming": True, "window": 16}}
+
+
 class Stopped(Exception):
     pass
 
@@ -49,6 +58,12 @@ def main(folder: Path) -> None:
     with contextlib.suppress(Stopped):
         loop.train(tiny_recipe(folder / "stopped", SHARED))
     loop.train(tiny_recipe(folder / "stopped", SHARED))
+    loop.train(tiny_recipe(folder / "sharp", SHARP))
+    loop.train(tiny_recipe(folder / "stream", stream_of(folder)))
+    stop_after(5)
+    with contextlib.suppress(Stopped):
+        loop.train(tiny_recipe(folder / "stopped-stream", stream_of(folder)))
+    loop.train(tiny_recipe(folder / "stopped-stream", stream_of(folder)))
     leave()
 
 
