@@ -12,6 +12,9 @@ into heads, and hands them to the attention function that the config names: ours
 "flex_attention" and "flash_attention_2", which compute the same.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,6 +110,16 @@ def eager_attention_forward(
     return output.transpose(1, 2), weights
 
 
+def is_short(query: Tensor, key: Tensor) -> bool:
+    """Whether plain products, forward and backward, are faster than a kernel's (docs/performance.md)."""
+    return query.device.type == "cpu" and query.shape[2] <= 128 and key.shape[2] <= 128
+
+
+def short_attention_forward(*args, **kwargs) -> tuple[Tensor, None]:
+    """The textbook formula in the place of a kernel, which does not hand out weights."""
+    return eager_attention_forward(*args, **kwargs)[0], None
+
+
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = concat(head_1, ..., head_H) W_O with head_i = attention(Q W_Q[i], K W_K[i], V W_V[i]).
 
@@ -170,11 +183,13 @@ class MultiHeadAttention(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
         past_key_values: Cache | None = None,
+        lengths: list[int] | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """query [B, T, D] -> output [B, T, D] and weights [B, H, T, S] (None from kernels that do not form them).
 
-        Without `key` this is self-attention; without `value`, values are read where keys are.
+        Without `key` this is self-attention; without `value`, values are read where keys are. With `lengths`, the one row
+        of the batch is made of sequences (see `packing.py`), each of which sees itself alone.
         """
         _check_multi_head_inputs(query, key, value, self.d_model)
         q = self.q_norm(self.split_heads(self.q_proj(query)))  # [B, H, T, K]
@@ -188,19 +203,8 @@ class MultiHeadAttention(nn.Module):
             k, v = self.memory_keys_and_values(key, key if value is None else value, past_key_values)
         if isinstance(mask, Tensor) and not self.implementation.startswith("flash"):  # which reads [B, S] itself
             mask = self.place_mask(mask, q, k)
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
-        output, weights = function(
-            self,
-            q,
-            k,
-            v,
-            mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            position_bias=position_bias,
-            sliding_window=self.window,
-            **kwargs,
-        )
+        attend = self.attend if lengths is None else functools.partial(self.attend_within, lengths)
+        output, weights = attend(q, k, v, mask, position_bias, **kwargs)
         return self.out_proj(output.reshape(*query.shape[:-1], -1)), weights  # [B, T, H, K] -> [B, T, D]
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -230,6 +234,36 @@ class MultiHeadAttention(nn.Module):
         if mask.dim() == 4:
             return mask
         return expand_mask(mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, bias: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
+        """[B, H, T, K] -> [B, T, H, K]"""
+        return self.attention_function(q, k)(
+            self,
+            q,
+            k,
+            v,
+            mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            position_bias=bias,
+            sliding_window=self.window,
+            **kwargs,
+        )
+
+    def attend_within(
+        self, lengths: list[int], q: Tensor, k: Tensor, v: Tensor, mask, bias: Tensor | None, **kwargs
+    ) -> tuple[Tensor, None]:
+        """Each sequence of a packed row by itself: [1, H, N, K] -> [1, N, H, K]"""
+        outputs = []
+        for length, *heads in zip(lengths, *(x.split(lengths, dim=2) for x in (q, k, v))):
+            near = None if bias is None else bias[..., :length, :length]
+            outputs.append(self.attend(*heads, None, near, **kwargs)[0])
+        return torch.cat(outputs, dim=1), None
+
+    def attention_function(self, q: Tensor, k: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        if self.training and self.implementation == "sdpa" and is_short(q, k) and not is_tracing(q):
+            return short_attention_forward
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
 
     @property
     def implementation(self) -> str:

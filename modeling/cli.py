@@ -5,7 +5,8 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `tokenizer`, `recipes`, `presets`.
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `tokenizer`, `recipes`, `presets`,
+`benchmark`.
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """
@@ -144,6 +145,26 @@ def presets() -> None:
     from glassformer.training.plan import describe_presets
 
     print(describe_presets())
+
+
+@app.command()
+def benchmark(
+    what: Annotated[str, typer.Argument(help="train, generate, memory, scaling, start or all.")] = "all",
+    rounds: Annotated[int | None, typer.Option(help="Turns of every contestant; 9, or 3 with --quick.")] = None,
+    threads: Annotated[int | None, typer.Option(help="For each contestant; as many as there are cores.")] = None,
+    size: Annotated[str | None, typer.Option(help="small or base; both if not given.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A contestant; may be given several times.")] = None,
+    output: Annotated[Path, typer.Option(help="The folder for tables, charts and JSON.")] = Path("runs/benchmark"),
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds of the small size, in about two minutes.")] = False,
+    same_allocator: Annotated[
+        bool, typer.Option("--same-allocator", help="Other models keep freed memory as ours does.")
+    ] = False,
+) -> None:
+    """Measure our models and those of other libraries in turns: speed, memory, growth and start."""
+    from glassformer.benchmarks.options import Options
+    from glassformer.benchmarks.suite import run
+
+    run(what, Options(rounds, threads, size, only or [], output, quick, same_allocator))
 
 
 # Errors that a person can do something about are told in a sentence, others with their traceback.

@@ -21,6 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention
 from .checks import check_position_ids, check_same_batch, check_width
+from .dropout import Dropout
 from .masking import cross_mask, decoder_mask
 from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
 
@@ -41,7 +42,7 @@ class DecoderLayer(GradientCheckpointingLayer):
             self.cross_attn_norm = make_norm(config)
         self.feed_forward = make_feed_forward(config)
         self.feed_forward_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.residual = RESIDUALS[config.norm_position]
 
     def forward(

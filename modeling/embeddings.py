@@ -46,11 +46,25 @@ class OutputProjection(nn.Linear):
         self.zero_row = zero_row
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
+        return F.linear(x, self.matrix(), self.bias)
+
+    def matrix(self) -> Tensor:
+        """The weight, as gradients see it."""
         # A shard of a tensor-parallel matrix has rows of its own.
-        if self.zero_row is not None and torch.is_grad_enabled() and len(weight) == self.out_features:
-            weight = _KeepRowZero.apply(weight, self.zero_row)
-        return F.linear(x, weight, self.bias)
+        if self.zero_row is None or not torch.is_grad_enabled() or self.is_shard:
+            return self.weight
+        return _KeepRowZero.apply(self.weight, self.zero_row)
+
+    @property
+    def is_shard(self) -> bool:
+        return len(self.weight) != self.out_features
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether to call this layer is to multiply with `matrix()`, and nothing else happens: no hook, no other storage."""
+        hooks = self._forward_hooks or self._forward_pre_hooks or hasattr(self, "_hf_hook")
+        stored_plainly = type(self.weight) is nn.Parameter and not self.weight.is_meta
+        return stored_plainly and self.bias is None and not self.is_shard and not hooks
 
 
 class _KeepRowZero(torch.autograd.Function):

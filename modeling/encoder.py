@@ -16,7 +16,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import MultiHeadAttention
 from .checks import check_position_ids, check_width
+from .dropout import Dropout
 from .masking import encoder_mask
+from .packing import lengths_to_pack, pack, unpack
 from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
 
 
@@ -32,7 +34,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.self_attn_norm = make_norm(config)
         self.feed_forward = make_feed_forward(config)
         self.feed_forward_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.residual = RESIDUALS[config.norm_position]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None, **kwargs) -> Tensor:
@@ -75,10 +77,23 @@ class Encoder(Stack):
         slots = torch.arange(length, device=x.device)[None]
         position_ids = slots if position_ids is None else position_ids
 
-        mask = encoder_mask(self.config, x, attention_mask)
         bias, rotary = self.attention_positions(x, position_ids, slots, slots)
         x = self.enter(x, position_ids)
+        lengths = self.lengths_to_pack(attention_mask, **kwargs)
+        mask = encoder_mask(self.config, x, attention_mask) if lengths is None else None
+        if lengths is not None:
+            x = pack(x, lengths)
+            rotary = None if rotary is None else tuple(pack(turn.expand(batch, -1, -1), lengths) for turn in rotary)
         for layer in self.layers:
             # Tensors that need a gradient go by place, or gradient checkpointing loses them.
-            x = self.layer_drop(x, layer(x, mask, bias, rotary=rotary, **kwargs))
-        return BaseModelOutput(last_hidden_state=self.norm(x))
+            x = self.layer_drop(x, layer(x, mask, bias, rotary=rotary, lengths=lengths, **kwargs))
+        x = self.norm(x)
+        return BaseModelOutput(last_hidden_state=x if lengths is None else unpack(x, lengths, length))
+
+    def lengths_to_pack(self, attention_mask: Tensor | None, **kwargs) -> list[int] | None:
+        """How long each sequence is, where padding is left out: while training, if nothing asks for it."""
+        recorded = any(kwargs.get(name) or getattr(self.config, name) for name in ("output_hidden_states", "output_attentions"))
+        windowed = self.config.attention_window is not None or self.config._attn_implementation != "sdpa"
+        if not self.training or recorded or windowed or self.layer_drop.p:
+            return None
+        return lengths_to_pack(attention_mask)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from .checks import check_width
+from .dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -34,7 +35,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias) if gated else None
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = ACT2FN[activation]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         check_width("FeedForward", x, self.up_proj.in_features)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers.utils.import_utils import is_tracing
@@ -23,6 +24,9 @@ from .checks import IGNORED, check_labels
 
 
 # B batch, T target length, D model width, V vocabulary
+
+
+LOGITS_AT_ONCE = 2**23  # 32 MB in float32, the largest block that glibc keeps for the next chunk instead of giving it back
 
 
 def shift_right(labels: Tensor, start_token_id: int | None, pad_token_id: int | None) -> Tensor:
@@ -75,19 +79,25 @@ def chunked_cross_entropy(
     vocab_size: int,
     label_smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
-    chunk: int = 1024,
+    weight: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """`cross_entropy(to_logits(hidden), labels)` without ever holding all logits.
 
-    Positions without a label are left out; the others go through the output layer a chunk at a time, and once more in the
-    backward pass. At 37000 words a chunk of 1024 positions takes 150 MB, whatever the batch.
+    Positions without a label are left out; the others go through the output layer a chunk at a time. Where that layer is
+    nothing but a product with a matrix, pass it as `weight`: `LinearCrossEntropy` then computes nothing twice. Any other
+    layer is computed once more in the backward pass. A chunk holds LOGITS_AT_ONCE logits unless told otherwise.
     """
     check_labels(labels, hidden.shape[:-1], vocab_size)
     count = (labels != IGNORED).sum()
-    hidden, targets = hidden.flatten(0, -2), labels.flatten()
+    hidden, targets = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
+    chunk = max(1, LOGITS_AT_ONCE // vocab_size) if chunk is None else chunk
     if not is_tracing(labels):  # how many are asked is not known while a graph is made
         asked = targets != IGNORED
         hidden, targets = hidden[asked], targets[asked]
+        if weight is not None:
+            total = LinearCrossEntropy.apply(hidden, weight, targets, label_smoothing, chunk, torch.is_grad_enabled())
+            return divide(total, count, num_items_in_batch)
 
     def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
         return summed_cross_entropy(to_logits(hidden), targets, label_smoothing)
@@ -97,6 +107,47 @@ def chunked_cross_entropy(
         piece = slice(start, start + chunk)
         total = total + checkpoint(chunk_loss, hidden[piece], targets[piece], use_reentrant=False)
     return divide(total, count, num_items_in_batch)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """`summed_cross_entropy(hidden @ weight.T, labels)`, the gradient formed on the way.
+
+    The gradient of a logit is its probability minus what was asked for, known as soon as the logits are. So each chunk of
+    logits turns into its share of the gradients of `hidden` and `weight` at once, while it is still in the cache, and its
+    memory serves the next chunk.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, label_smoothing, chunk, with_gradient) -> Tensor:
+        """hidden [N, D], weight [V, D], labels [N], each of them a class -> the sum of N losses."""
+        size = len(weight)
+        on_label, elsewhere = 1 - label_smoothing, label_smoothing / size
+        total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        if with_gradient:
+            ctx.gradients = torch.empty_like(hidden), torch.zeros_like(weight)
+        for start in range(0, len(labels), chunk):
+            piece = slice(start, start + chunk)
+            label = labels[piece, None]
+            log_p = F.linear(hidden[piece], weight).to(total.dtype).log_softmax(-1)  # [chunk, V]
+            total -= on_label * log_p.gather(-1, label).sum()
+            if label_smoothing:
+                total -= elsewhere * log_p.sum()
+            if with_gradient:
+                gradient = log_p.exp_()
+                if label_smoothing:
+                    gradient -= elsewhere
+                gradient.scatter_add_(-1, label, gradient.new_full(label.shape, -on_label))
+                gradient = gradient.to(hidden.dtype)
+                of_hidden, of_weight = ctx.gradients
+                of_hidden[piece] = gradient @ weight
+                of_weight += gradient.T @ hidden[piece]
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight = ctx.gradients
+        return of_hidden * gradient, of_weight * gradient, None, None, None, None
 
 
 def classification_loss(

@@ -33,6 +33,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .checks import IGNORED
 from .decoder import Decoder
+from .dropout import Dropout
 from .embeddings import OutputProjection
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
@@ -163,6 +164,11 @@ class LanguageModelHead(GlassformerPreTrainedModel):
             logits = cap * torch.tanh(logits / cap)
         return logits
 
+    def output_matrix(self) -> Tensor | None:
+        """What `logits` multiplies with, where it does nothing else (an adapter or a softcap would)."""
+        plain = type(self.lm_head) is OutputProjection and self.lm_head.is_plain and self.config.logit_softcap is None
+        return self.lm_head.matrix() if plain else None
+
     def logits_and_loss(
         self,
         hidden: Tensor,
@@ -176,8 +182,8 @@ class LanguageModelHead(GlassformerPreTrainedModel):
         if not return_logits:
             if labels is None:
                 raise ValueError("return_logits=False leaves nothing to return without labels: pass labels too.")
-            size = self.config.vocab_size
-            return None, chunked_cross_entropy(hidden, self.logits, labels, size, smoothing, num_items_in_batch)
+            size, weight = self.config.vocab_size, self.output_matrix()
+            return None, chunked_cross_entropy(hidden, self.logits, labels, size, smoothing, num_items_in_batch, weight)
         if labels is None:
             return self.logits(slice_logits_to_keep(hidden, logits_to_keep)), None
         logits = self.logits(hidden)
@@ -333,7 +339,7 @@ class ClassifierHead(GlassformerPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = GlassformerModel(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.d_model, config.num_labels)
         self.post_init()
 
@@ -421,7 +427,7 @@ class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.model = GlassformerModel(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.qa_outputs = nn.Linear(config.d_model, 2)  # the name by which PEFT knows what to train beside its adapters
         self.post_init()
 

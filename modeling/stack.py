@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
 from .checks import check_attention_mask, check_inputs
+from .dropout import Dropout
 from .embeddings import TokenEmbedding
 from .feed_forward import FeedForward
 from .norms import NORMS
@@ -122,7 +123,7 @@ class Stack(GlassformerPreTrainedModel):
                 bidirectional=not is_decoder,
             )
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layer_drop = LayerDrop(config.layer_drop)
         # Pre-norm layers hand on an unnormalised sum: it is normalised once, at the end.
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()

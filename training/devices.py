@@ -8,6 +8,7 @@
 """Accelerate, told what it does not find out by itself: which devices, and how a model is spread over them."""
 
 import contextlib
+import ctypes
 import logging
 import os
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from .recipe import Recipe, RecipeError
 
 
 logger = logging.getLogger("glassformer")
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
 PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16", None: None}
 
@@ -44,11 +47,22 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
         raise RecipeError(f"training.precision={recipe.training.precision} does not work here: {error}") from None
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu" and accelerator.num_processes > 1:
         shard_on_cpu(accelerator)
+    if accelerator.device.type == "cpu":
+        keep_memory()
     if not accelerator.is_main_process:
         logger.setLevel(logging.ERROR)  # one voice is enough
     if accelerator.distributed_type == DistributedType.DEEPSPEED and recipe.batching.accumulation > 1:
         raise RecipeError("DeepSpeed accumulates by itself: set batching.accumulation=1 and raise batching.tokens.")
     return accelerator
+
+
+def keep_memory() -> None:
+    """Freed memory stays with the process. By default glibc returns large blocks at once, and every step of a training run
+    on a CPU asks the system for them anew, page by page: a tenth of its time."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28)):
+            libc.mallopt(option, value)
 
 
 def has_accelerator() -> bool:

@@ -161,7 +161,7 @@ class Training:
         torch.manual_seed(seed_for(self.recipe.seed, self.state.position.epoch, batch.index))  # of dropout
         tensors = {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-            loss = self.model(**tensors, num_items_in_batch=total, **self.objective.loss_options).loss
+            loss = self.model(**tensors, num_items_in_batch=total, **self.loss_options).loss
             if not batch.counts:
                 loss = loss * 0.0
             # Processes average their gradients, but what is wanted is the sum.
@@ -197,8 +197,10 @@ class Training:
         if options.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self.backward_options: dict[str, Any] = {}
+        self.loss_options = self.objective.loss_options
         if self.recipe.optimizer.name == "sophia":  # which differentiates the gradient once more
             model.set_attn_implementation("eager")
+            self.loss_options = {}
             self.backward_options["create_graph"] = True
         if options.compile:
             model.compile(dynamic=True)
