@@ -5,8 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `tokenizer`, `recipes`, `presets`,
-`benchmark`.
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `tokenizer`, `recipes`, `presets` and `benchmark`.
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """

@@ -1,0 +1,200 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Tokens per second of greedy and beam search: sources of 24 tokens, exactly 24 new tokens each, random weights.
+
+No contestant knows an end token, so that none stops early, and none pays for being kept from it.
+"""
+
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .contestants import CASES, FIRST_WORD, OURS, Sizes, bart_model, marian_model, our_config, our_head
+from .interleave import Entry, Measurements, ratios, spread
+from .options import Options
+from .report import Table
+from .training_step import how_often, timed
+from .worker import Prepared
+
+
+logger = logging.getLogger("glassformer")
+
+LENGTH = 24  # of sources, and of what is written
+BEAMS = {"greedy": 1, "4 beams": 4}
+BATCHES = (1, 8, 32)
+
+Sources = list[list[int]]
+Writer = Callable[[Sources, int], int]  # sources and beams -> how many tokens each answer has
+
+
+# In the contestant's process
+
+
+def prepare(contestant: str, sizes: dict[str, int], threads: int, seconds: float) -> Prepared:
+    torch.manual_seed(0)
+    write = CONTESTANTS[contestant](Sizes(**sizes), threads)
+    repeats: dict[tuple[int, int], int] = {}
+
+    def run(beams: int, batch: int) -> dict[str, Any]:
+        sources = make_sources(batch, sizes["vocab_size"])
+        if (beams, batch) not in repeats:
+            check_length(write(sources, beams))
+            repeats[beams, batch] = how_often(lambda: write(sources, beams), seconds)
+        return {"seconds": timed(lambda: write(sources, beams), repeats[beams, batch]) / (batch * LENGTH)}  # of one token
+
+    return {}, run
+
+
+def make_sources(batch: int, vocab_size: int) -> Sources:
+    rng = torch.Generator().manual_seed(batch)
+    return torch.randint(FIRST_WORD, vocab_size - 1, (batch, LENGTH), generator=rng).tolist()
+
+
+def check_length(length: int) -> None:
+    if length != LENGTH:
+        raise ValueError(f"It wrote {length} tokens instead of {LENGTH}: its speed cannot be compared.")
+
+
+def by_generate(model: Any) -> Writer:
+    """`model.generate`, which all models for transformers have, ours too."""
+    model.eval()
+    settings = model.generation_config
+    settings.eos_token_id = settings.forced_eos_token_id = None
+    options = {"max_new_tokens": LENGTH, "do_sample": False}
+
+    @torch.inference_mode()
+    def write(sources: Sources, beams: int) -> int:
+        ids = torch.tensor(sources)
+        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beams, **options)
+        return written.shape[1] - 1  # without the token that it starts from
+
+    return write
+
+
+def ours(way: Callable[[nn.Module], nn.Module]) -> Callable[[Sizes, int], Writer]:
+    def start(sizes: Sizes, threads: int) -> Writer:
+        return by_generate(way(our_head("encoder-decoder")(our_config("encoder-decoder", sizes)).eval()))
+
+    return start
+
+
+def ctranslate2(compute_type: str) -> Callable[[Sizes, int], Writer]:
+    """CTranslate2 with the weights of a random Marian."""
+
+    def start(sizes: Sizes, threads: int) -> Writer:
+        import ctranslate2
+
+        with tempfile.TemporaryDirectory() as folder:
+            converted = convert_marian(marian_model(sizes).eval(), f"{folder}/model", compute_type)
+            translator = ctranslate2.Translator(converted, compute_type=compute_type, intra_threads=threads, inter_threads=1)
+
+        def write(sources: Sources, beams: int) -> int:
+            answers = translator.translate_batch(
+                [[word(token) for token in source] for source in sources], beam_size=beams, max_batch_size=0,
+                max_decoding_length=LENGTH, min_decoding_length=LENGTH, return_scores=False,
+            )  # fmt: skip
+            return len(answers[0].hypotheses[0])
+
+        return write
+
+    return start
+
+
+def convert_marian(model: nn.Module, folder: str, quantization: str) -> str:
+    from ctranslate2.converters import Converter
+    from ctranslate2.converters.transformers import MarianMTLoader
+
+    config: Any = model.config
+    tokens = [word(token) for token in range(config.vocab_size)]
+    tokens[0], tokens[1], tokens[config.pad_token_id] = "</s>", "<unk>", "<pad>"
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = SimpleNamespace(eos_token="</s>", unk_token="<unk>", get_vocab=lambda: vocabulary)
+
+    class MarianConverter(Converter):
+        def _load(self):
+            with torch.no_grad():
+                return MarianMTLoader()(model, tokenizer)
+
+    return MarianConverter().convert(folder, quantization=quantization)
+
+
+def word(token: int) -> str:
+    """CTranslate2 reads and writes words."""
+    return f"w{token}"
+
+
+# Ways to run our model, each a function from the model as it is trained to one that has `generate`.
+OUR_WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    OURS: lambda model: model,
+}
+
+CONTESTANTS: dict[str, Callable[[Sizes, int], Writer]] = {
+    **{name: ours(way) for name, way in OUR_WAYS.items()},
+    "Marian": lambda sizes, threads: by_generate(marian_model(sizes)),
+    "BART": lambda sizes, threads: by_generate(bart_model(sizes)),
+    "CTranslate2": ctranslate2("float32"),
+    "CTranslate2 int8": ctranslate2("int8"),
+}
+
+
+# In the process that asks
+
+
+def measure(options: Options) -> Iterator[Table]:
+    settings = {f"{how}, batch {batch}": {"beams": beams, "batch": batch} for how, beams in BEAMS.items() for batch in BATCHES}
+    for size in options.sizes:
+        logger.info(f"generate: {size}")
+        case = f"encoder-decoder {size}"
+        arguments = {
+            "sizes": dataclasses.asdict(CASES[case].sizes),
+            "threads": options.threads,
+            "seconds": options.seconds,
+        }
+        measured = options.interleave(
+            [
+                Entry(name, f"{__name__}:prepare", {**arguments, "contestant": name}, keep_memory=name in OUR_WAYS)
+                for name in CONTESTANTS
+                if options.wants(name)
+            ],
+            settings,
+        )
+        for setting in settings:
+            yield rate_table(case, setting, measured)
+
+
+def rate_table(case: str, setting: str, measured: Measurements) -> Table:
+    names = measured.names(setting)
+    seconds = {name: measured.values(name, "seconds", setting) for name in names}
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted(names, key=lambda name: spread(seconds[name]).median):
+        same_precision = "CTranslate2 int8" if name.endswith("int8") else "CTranslate2"
+        found[name] = {
+            "tokens_per_second": spread([None if value is None else 1 / value for value in seconds[name]]),
+            "to_marian": ratios(seconds["Marian"], seconds[name]) if "Marian" in seconds else None,
+            "to_ctranslate2": ratios(seconds[same_precision], seconds[name]) if same_precision in seconds else None,
+            "rounds": seconds[name],
+        }
+    return Table(
+        title=f"{case}, {setting}",
+        columns=["", "tokens/s", "x Marian", "x CTranslate2 of its precision"],
+        rows=[
+            [name, "{:,.0f} ({:,.0f}-{:,.0f})".format(*result["tokens_per_second"])]
+            + [str(result[key] or "-") for key in ("to_marian", "to_ctranslate2")]
+            for name, result in found.items()
+        ],
+        notes=list(measured.notes),
+        bars={name: result["tokens_per_second"] for name, result in found.items()},
+        bar_label="tokens/s",
+        data={"case": case, "setting": setting, "contestants": found},
+    )
