@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-SOURCES := modeling configuration training hub_card scripts tests
+SOURCES := modeling configuration training benchmarks hub_card scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance clean
+.PHONY: quickstart test coverage test-slow check format conformance benchmark clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -38,6 +38,11 @@ conformance: $(READY)
 	@test -n "$(HF_SRC)" || { echo "usage: make conformance HF_SRC=<directory with transformers' tests/ and utils/>"; exit 2; }
 	$(BIN)/pip install -q -c constraints.txt -e ".[conformance]"
 	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -q -o addopts= -W ignore::pytest.PytestUnknownMarkWarning tests/conformance
+
+# Our models and those of other libraries in turns; e.g. make benchmark WHAT="train --quick"
+benchmark: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
+	$(BIN)/glassformer benchmark $(WHAT)
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

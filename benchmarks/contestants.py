@@ -60,8 +60,8 @@ CASES = {
 }
 NOTES = {
     "Llama": "Llama has no dropout but on attention weights, so it never drops anything here.",
-    "ModernBERT": "ModernBERT has no dropout on the output of its feed-forward network, and two layers of three attend to a "
-    "window of 128; its gated inner width is two thirds, for as many parameters.",
+    "ModernBERT": "ModernBERT has no dropout on the output of its feed-forward network, attends to a window of 128 in all but "
+    "every third layer, and has two thirds of the inner width, for it is gated and would have more parameters.",
     "x-transformers": "x-transformers learns from one token less of each target.",
 }  # fmt: skip
 

@@ -148,10 +148,10 @@ def compare(measured: Measurements, key: str, setting: str = "") -> dict[str, An
     return {"contestants": contestants, "best_peer": best, "ratio": contestants[best]["ratio"] if best else None}
 
 
-def verdict(found: dict[str, Any]) -> str:
+def verdict(found: dict[str, Any], does: str = "takes", like: str = "as long as") -> str:
     if found["ratio"] is None:
         return "There is nothing to compare with."
-    return f"{found['best_peer']} is the best peer and takes {found['ratio']} times as long as {OURS}."
+    return f"{found['best_peer']} is the best peer and {does} {found['ratio']} times {like} {OURS}."
 
 
 def milliseconds(seconds) -> str:

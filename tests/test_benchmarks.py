@@ -1,0 +1,344 @@
+"""The benchmark: statistics by hand, processes that take turns, contestants of the same size that do the same work, reports."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer import cli
+from glassformer.benchmarks import corpus, generation, memory, report, scaling, start, suite, training_step
+from glassformer.benchmarks.contestants import CASES, CONTESTANTS, OURS, Sizes, build, make_batch, uneven_lengths
+from glassformer.benchmarks.interleave import SAME_ALLOCATOR, Entry, Measurements, Spread, interleave, ratios, spread
+from glassformer.benchmarks.limit import LIMIT
+from glassformer.benchmarks.options import Options
+from glassformer.benchmarks.worker import prepare
+
+
+EXTRA = {"x-transformers": "x_transformers", "CTranslate2": "ctranslate2", "CTranslate2 int8": "ctranslate2"}
+TINY = {
+    "encoder-decoder": Sizes(512, 64, 4, 256, 2, 2, batch=3, length=14),
+    "llama-like": Sizes(512, 64, 4, 168, 0, 2, batch=3, length=14),
+    "gpt2-like": Sizes(512, 64, 4, 256, 0, 2, batch=3, length=14),
+    "encoder": Sizes(512, 64, 4, 256, 2, 0, batch=4, length=14),
+}
+PAIRS = [(kind, name) for kind, table in CONTESTANTS.items() for name in table]
+
+
+def need(name: str) -> None:
+    if name in EXTRA:
+        pytest.importorskip(EXTRA[name])
+
+
+# Statistics
+
+
+def test_median_and_quartiles_by_hand():
+    assert spread([4.0, 1.0, 3.0, None, 2.0, 5.0]) == Spread(median=3.0, low=2.0, high=4.0)
+    assert str(Spread(3.0, 2.0, 4.0).scaled(0.5)) == "1.50 (1.00-2.00)"
+
+
+def test_a_ratio_is_taken_within_each_round():
+    # The machine was twice as slow in the second round; the ratio does not notice.
+    assert ratios([3.0, 6.0, None], [2.0, 4.0, 1.0]) == Spread(1.5, 1.5, 1.5)
+    assert ratios([None, 1.0], [1.0, None]) is None
+
+
+def measurements(**rounds: list[float | None]) -> Measurements:
+    results = {name: [None if value is None else {"seconds": value} for value in values] for name, values in rounds.items()}
+    return Measurements(rounds={"": results}, facts={name: {"parameters": 10} for name in rounds})
+
+
+def test_the_best_peer_is_the_quickest_by_its_median_and_compared_round_by_round():
+    found = training_step.compare(
+        measurements(glassformer=[1.0, 2.0, 1.0], slow=[9.0, 9.0, 9.0], quick=[1.5, 3.0, 1.2]), "seconds"
+    )
+    assert found["best_peer"] == "quick" and found["ratio"].median == pytest.approx(1.5)
+    assert list(found["contestants"]) == [OURS, "quick", "slow"]
+    assert found["contestants"]["slow"]["ratio"].median == pytest.approx(9.0)
+
+
+def test_without_a_peer_nothing_is_compared():
+    found = training_step.compare(measurements(glassformer=[1.0], gone=[None]), "seconds")
+    assert found["best_peer"] is None and "nothing to compare" in training_step.verdict(found)
+
+
+def test_the_share_of_the_limit_is_arithmetic_over_time_over_rate():
+    case, flops = CASES["decoder like Llama"], training_step.arithmetic(CASES["decoder like Llama"])
+    measured = measurements(glassformer=[2.0])
+    measured.rounds[""][LIMIT] = [{"rate": flops}]
+    table = training_step.step_table("decoder like Llama", case, 0.1, measured)
+    assert table.data["contestants"][OURS]["share_of_limit"] == pytest.approx(0.5)
+    assert table.data["contestants"][OURS]["tokens_per_second"] == pytest.approx(8 * 256 / 2)
+
+
+def test_exponents_of_known_curves():
+    assert scaling.exponent([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0]) == pytest.approx(2.0)
+    assert scaling.exponent([1, 2, 4], [-0.1, 4.0, 8.0]) == pytest.approx(1.0)  # noise that cannot be fitted
+    assert scaling.straightness([1, 2, 3], [5.0, 7.0, 9.0]) == pytest.approx(1.0)
+
+
+# Processes
+
+TOY = """
+import os, sys
+
+def prepare(name, dies=0, module=None):
+    if module:
+        __import__(module)
+    print("a library that prints")
+    turns = []
+    def run(**settings):
+        turns.append(settings)
+        if len(turns) == dies:
+            sys.exit("the sky has fallen")
+        with open("turns", "a") as file:
+            file.write(name + "\\n")
+        return {"seconds": len(turns), "threads": os.environ["OMP_NUM_THREADS"], **settings}
+    return {"name": name}, run
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return lambda name, **arguments: Entry(name, "toy:prepare", {"name": name, **arguments})
+
+
+def test_contestants_take_turns_in_an_order_that_changes_and_can_be_repeated(toy):
+    settings = {"few": {"size": 1}, "many": {"size": 2}}
+    measured = interleave([toy("a"), toy("b"), toy("c")], 2, settings, threads=3)
+    assert measured.values("a", "seconds", "few") == [3, 5] and measured.values("a", "size", "many") == [2, 2]
+    assert measured.values("b", "threads", "few") == ["3", "3"] and measured.facts["c"] == {"name": "c"} and not measured.notes
+    turns = Path("turns").read_text().split()
+    orders = [tuple(turns[start : start + 3]) for start in range(0, 18, 3)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(set(orders)) > 1
+
+
+def test_a_process_that_dies_is_told_in_a_sentence_and_the_others_go_on(toy):
+    measured = interleave([toy("well"), toy("ill", dies=3)], 3)
+    assert measured.values("ill", "seconds") == [2, None, None] and measured.values("well", "seconds") == [2, 3, 4]
+    assert measured.notes == ["ill is left out from here on, for its process has died: the sky has fallen"]
+
+
+def test_a_missing_package_leaves_its_contestant_out(toy, tmp_path):
+    (tmp_path / "x_transformers.py").write_text("raise ModuleNotFoundError(name='x_transformers')")
+    measured = interleave([toy("well"), toy("absent", module="x_transformers"), toy("broken", module="no_such_module")], 1)
+    assert measured.names() == ["well"]
+    assert measured.notes[0] == "absent is left out, for x-transformers is not installed: pip install 'glassformer[benchmark]'."
+    assert measured.notes[1].endswith("ModuleNotFoundError: No module named 'no_such_module'")
+
+
+# Training
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=[f"{kind}-{name}" for kind, name in PAIRS])
+def test_every_contestant_is_of_our_size_and_learns(kind, name):
+    need(name)
+    sizes = TINY[kind]
+    counts = [sum(p.numel() for p in build(kind, one, sizes)[0].parameters()) for one in (OURS, name)]
+    assert counts[1] == pytest.approx(counts[0], rel=0.15)
+    trainee = build(kind, name, sizes)
+    batch = make_batch(kind, sizes)
+    before = trainee[1](batch)
+    step = training_step.training_step(trainee)
+    for _ in range(3):
+        step(batch)
+    assert torch.isfinite(before) and trainee[1](batch) < before
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=[f"{kind}-{name}" for kind, name in PAIRS])
+def test_dropout_is_on_outputs_and_never_on_attention_weights(kind, name, monkeypatch):
+    need(name)
+    given, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args, **kwargs):
+        given.append(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    _, loss = build(kind, name, TINY[kind], dropout=0.5)
+    batch = make_batch(kind, TINY[kind])
+    assert (loss(batch) == loss(batch)) == (name == "Llama")  # which has no other dropout
+    assert not any(given)
+    _, loss = build(kind, name, TINY[kind], dropout=0.0)
+    assert loss(batch) == loss(batch)
+
+
+def test_a_quarter_of_the_classifiers_batch_is_padding():
+    sizes = CASES["encoder classifier"].sizes
+    lengths = uneven_lengths(sizes)
+    assert sum(lengths) == 192 * 16 and max(lengths) == 256 and lengths != sorted(lengths)
+    batch = make_batch("encoder", sizes)
+    assert batch["attention_mask"].sum(1).tolist() == lengths and (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
+
+
+def test_a_round_of_training_is_seconds_of_a_step():
+    arguments = {"kind": "llama-like", "contestant": OURS, "dropout": 0.1, "sizes": dataclasses.asdict(TINY["llama-like"])}
+    facts, run = prepare({"prepare": "glassformer.benchmarks.training_step:prepare", "arguments": {**arguments, "seconds": 0.01}})
+    assert facts["parameters"] > 1000 and 0 < run()["seconds"] < 1
+
+
+# Corpus
+
+
+@pytest.fixture
+def random_corpus(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_DATA", raising=False)
+    monkeypatch.setattr(corpus, "PAIRS", 900)
+    monkeypatch.setattr(corpus, "BUDGET", 400)
+    return corpus.find_corpus(tmp_path, vocab_size=512)
+
+
+def test_all_see_every_sentence_once_an_epoch_in_batches_with_as_many_tokens(random_corpus):
+    file, what = random_corpus
+    assert "log-normal" in what
+    pairs = json.loads(file.read_text())
+    tokens, sizes, padded = sum(len(side) for pair in pairs for side in pair), {}, {}
+    model, _ = build("encoder-decoder", "Marian", TINY["encoder-decoder"])
+    for name, batches in corpus.BATCHINGS.items():
+        seen, count, total = 0, 0, 0
+        for batch, real in batches(pairs, model.config):
+            seen, count, total = seen + real, count + 1, total + batch["input_ids"].numel() + batch["labels"].numel()
+            if seen >= tokens:
+                break
+        assert seen == tokens
+        sizes[name], padded[name] = seen / count, 1 - seen / total
+    assert max(sizes.values()) < 1.05 * min(sizes.values())
+    ours, shuffled, grouped = padded.values()
+    assert ours < grouped < shuffled
+
+
+@pytest.mark.parametrize("name", [OURS, "Marian, grouped by length"])
+def test_a_round_on_the_corpus_goes_on_for_so_many_tokens(random_corpus, name):
+    contestant, grouping = corpus.CONTESTANTS[name]
+    sizes = dataclasses.asdict(TINY["encoder-decoder"])
+    _, run = corpus.prepare(contestant, grouping, str(random_corpus[0]), sizes, dropout=0.1, tokens=900)
+    result = run()
+    assert result["seconds"] > 0 and 200 < result["tokens_a_batch"] < 800
+
+
+# Generation
+
+
+@pytest.mark.parametrize("name", generation.CONTESTANTS)
+def test_writers_write_as_many_tokens_as_they_are_asked_for(name):
+    need(name)
+    write = generation.CONTESTANTS[name](TINY["encoder-decoder"], 1)
+    for batch, beams in ((1, 1), (3, 4)):
+        assert write(generation.make_sources(batch, 512), beams) == generation.LENGTH
+
+
+def test_a_writer_that_stops_early_is_not_compared(monkeypatch):
+    monkeypatch.setitem(generation.CONTESTANTS, "lazy", lambda sizes, threads: lambda sources, beams: 3)
+    _, run = generation.prepare("lazy", dataclasses.asdict(TINY["encoder-decoder"]), threads=1, seconds=0.01)
+    with pytest.raises(ValueError, match="wrote 3 tokens instead of 24"):
+        run(beams=1, batch=2)
+
+
+def test_rates_are_related_to_marian_and_to_ctranslate2_of_the_same_precision():
+    seconds = {OURS: 0.5, "Marian": 1.0, "CTranslate2": 0.25, "CTranslate2 int8": 0.125, "glassformer int8": 0.25}
+    measured = Measurements(rounds={"greedy": {name: [{"seconds": value}] for name, value in seconds.items()}})
+    found = generation.rate_table("case", "greedy", measured).data["contestants"]
+    assert [found[OURS][key].median for key in ("tokens_per_second", "to_marian", "to_ctranslate2")] == [2.0, 2.0, 0.5]
+    assert found["glassformer int8"]["to_ctranslate2"].median == 0.5
+
+
+# Memory, growth, start
+
+
+@pytest.mark.skipif(not memory.COUNTER.exists(), reason="peaks are read from /proc")
+def test_the_peak_is_what_an_action_needs_above_what_was_there():
+    held = torch.ones(5_000_000)
+    result = memory.peak(lambda: torch.ones(10_000_000).sum(), torch.nn.Linear(1, 1))
+    assert 39e6 < result["bytes"] < 50e6 and result["whole"] > result["bytes"] + held.nbytes
+
+
+def test_kept_activations_are_counted_once_and_without_weights():
+    layer, x = torch.nn.Linear(8, 8), torch.ones(4, 8)
+    assert memory.kept_bytes(lambda: layer(x).exp().sum(), layer) == 2 * x.nbytes  # the input, and the result of exp
+
+
+def test_checkpointing_keeps_less():
+    sizes = dataclasses.asdict(dataclasses.replace(TINY["llama-like"], decoder_layers=6))
+    kept = [memory.prepare_activations(sizes, checkpointing)[1]()["bytes"] for checkpointing in (False, True)]
+    assert kept[1] < 0.4 * kept[0]
+
+
+def test_growth_is_measured_for_whole_steps_and_for_attention_alone(monkeypatch):
+    monkeypatch.setattr(scaling, "SIZES", {**scaling.SIZES, "vocab_size": 100, "d_model": 32, "d_ff": 32})
+    _, run = scaling.prepare(seconds=0.001)
+    assert run("depth", 2)["seconds"] > 0 and run("batch", 1)["seconds"] > 0
+    assert run("length", 512)["seconds"] > 0 and "seconds" in run("window", 192)
+
+
+def test_start_is_measured_in_fresh_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "CLASSES", {OURS: ("toy", "Model"), "Marian": ("no_such_module", "Model")})
+    (tmp_path / "toy.py").write_text(
+        "class Model:\n"
+        "    from_pretrained = classmethod(lambda cls, folder: cls())\n"
+        "    generate = lambda self, ids, **options: ids\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    measured = start.take_turns(tmp_path, Options(rounds=1, threads=1))
+    [result] = measured.rounds[""][OURS]
+    assert result["seconds"] == pytest.approx(result["import"] + result["load"] + result["first_token"])
+    assert measured.notes[0].startswith("Marian is left out") and "no_such_module" in measured.notes[0]
+    assert start.start_table("case", measured).rows[0][0] == OURS
+
+
+# Options and reports
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["benchmark", "speed"], "There is no benchmark 'speed': choose one of train, generate, memory, scaling, start or all."),
+        (["benchmark", "--size", "huge"], "There is no size 'huge': choose one of small, base, or leave it out for both."),
+        (["benchmark", "--rounds", "0"], "--rounds 0 is too few: give at least 1."),
+        (["benchmark", "--only", "Marion"], "There is no contestant 'Marion': did you mean Marian?"),
+        (["benchmark", "--quick", "--size", "base"], "--quick measures the small size only: leave out --quick or --size base."),
+    ],
+)
+def test_bad_options_are_told_in_a_sentence(arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["glassformer", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == f"glassformer: {sentence}\n"
+
+
+def test_the_same_allocator_is_a_matter_of_the_environment(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("glassformer.benchmarks.options.interleave", lambda *args, **kwargs: seen.update(kwargs))
+    Options(same_allocator=True, threads=2).interleave([])
+    assert seen == {"threads": 2, "environment": SAME_ALLOCATOR}
+
+
+def test_a_run_prints_tables_and_writes_json_markdown_and_charts(tmp_path, monkeypatch, capsys):
+    def measured(entries, rounds, settings=None, **options):
+        found = measurements(**{entry.name: [0.2 if entry.name == OURS else 0.3] * rounds for entry in entries})
+        found.rounds[""][LIMIT] = [{"rate": 1e12}] * rounds
+        return found
+
+    monkeypatch.setattr("glassformer.benchmarks.options.interleave", measured)
+    monkeypatch.setitem(suite.BENCHMARKS, "train", ("training_step",))
+    suite.run("train", Options(quick=True, output=tmp_path, only=[OURS, "BART", "GPT-2"]))
+    printed = capsys.readouterr().out
+    assert "BART is the best peer and takes 1.50 (1.50-1.50) times as long as glassformer." in printed
+    content = json.loads((tmp_path / "train.json").read_text())
+    assert content["results"][0]["ratio"] == {"median": pytest.approx(1.5), "quartiles": pytest.approx([1.5, 1.5])}
+    assert content["machine"]["cpu"] and content["machine"]["versions"]["torch"] == torch.__version__
+    assert content["settings"]["rounds"] == 3 and content["settings"]["quick"]
+    assert "| glassformer | 200.0 (200.0-200.0) |" in (tmp_path / "train.md").read_text()
+    assert (tmp_path / "train.png").stat().st_size > 5000 and "<svg" in (tmp_path / "train.svg").read_text()
+
+
+def test_curves_are_drawn_and_a_benchmark_without_numbers_draws_nothing(tmp_path):
+    table = scaling.growth_table("growth", "depth", [1, 2, 4], [0.1, 0.2, 0.4], [])
+    assert "power 1.00" in table.notes[0]
+    assert [path.suffix for path in report.draw(tmp_path / "scaling", [table])] == [".png", ".svg"]
+    assert report.draw(tmp_path / "empty", [report.Table("nothing", [""], [])]) == []
