@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from glassformer.packed_linear import quantize_int8
+
 from .contestants import CASES, FIRST_WORD, OURS, Sizes, bart_model, marian_model, our_config, our_head
 from .interleave import Entry, Measurements, ratios, spread
 from .options import Options
@@ -137,6 +139,7 @@ def word(token: int) -> str:
 # Ways to run our model, each a function from the model as it is trained to one that has `generate`.
 OUR_WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     OURS: lambda model: model,
+    "glassformer int8": quantize_int8,
 }
 
 CONTESTANTS: dict[str, Callable[[Sizes, int], Writer]] = {

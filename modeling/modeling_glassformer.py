@@ -33,6 +33,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .checks import IGNORED
 from .decoder import Decoder
+from .decoding import StepwiseGeneration, steps_of
 from .dropout import Dropout
 from .embeddings import OutputProjection
 from .encoder import Encoder
@@ -192,7 +193,7 @@ class LanguageModelHead(GlassformerPreTrainedModel):
         return logits if keep_all else slice_logits_to_keep(logits, logits_to_keep), loss
 
 
-class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
+class GlassformerForConditionalGeneration(LanguageModelHead, StepwiseGeneration, GenerationMixin):
     """Encoder-decoder that writes a target for a source: translation, summaries, anything from text to text."""
 
     _auto_class = "AutoModelForSeq2SeqLM"  # its code is saved beside its weights
@@ -218,6 +219,8 @@ class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """With `labels` [B, T] and no decoder input, the decoder reads the labels shifted right (teacher forcing)."""
+        if (steps := steps_of(past_key_values)) is not None:  # inside `generate`
+            return Seq2SeqLMOutput(logits=steps(decoder_input_ids), past_key_values=past_key_values)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -257,7 +260,7 @@ class GlassformerForConditionalGeneration(LanguageModelHead, GenerationMixin):
         model_kwargs["past_key_values"] = EncoderDecoderCache(cache.self_attention_cache, memory_cache)
 
 
-class GlassformerForCausalLM(LanguageModelHead, GenerationMixin):
+class GlassformerForCausalLM(LanguageModelHead, StepwiseGeneration, GenerationMixin):
     """Decoder that continues a text."""
 
     _auto_class = "AutoModelForCausalLM"  # its code is saved beside its weights
@@ -282,6 +285,8 @@ class GlassformerForCausalLM(LanguageModelHead, GenerationMixin):
 
         A caller that has shifted them already passes `shift_labels` (no named argument: Trainer takes those for its labels).
         """
+        if (steps := steps_of(past_key_values)) is not None:  # inside `generate`
+            return CausalLMOutputWithPast(logits=steps(input_ids), past_key_values=past_key_values)
         shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids, attention_mask, position_ids,

@@ -1,0 +1,276 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""One token at a time: the decoder as `generate` uses it, without what only a whole sequence needs.
+
+transformers' strategies (greedy, sampling, beams) stay as they are. They hand the prompt to the ordinary forward pass, and from
+then on ask for the logits of one more token: `DecoderSteps` answers. It runs the same layers on the same weights, but keeps
+keys and values in memory that is set aside once, does not copy what belongs to the source for every beam, and makes no
+masks where nothing is hidden.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.generation import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
+
+from .attention import scaled_dot_product_attention
+from .decoder import Decoder, DecoderLayer
+from .packed_linear import Product, join
+from .positions import SinusoidalPositionEncoding, rotate
+
+
+# R rows (examples x beams), B examples, H heads, G key/value heads, T tokens so far, S source length, D model width, K of a head
+
+
+class StepwiseGeneration(GenerationMixin):
+    """Leads `generate` to `DecoderSteps` wherever they give what it asks for."""
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        wants_more = generation_config.return_dict_in_generate or generation_config.is_assistant
+        if cache is not None and cache is not given and not wants_more and can_step(self, cache):
+            # A mark: this cache is nobody else's, and each example has so many rows in it.
+            cache.rows_per_example = max(generation_config.num_beams, generation_config.num_return_sequences)
+
+    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
+        if getattr(past_key_values, "rows_per_example", None) and next_sequence_length == 1 and is_filled(past_key_values):
+            if not hasattr(past_key_values, "steps"):
+                past_key_values.steps = DecoderSteps(self, past_key_values, **kwargs)
+            name = "decoder_input_ids" if self.config.is_encoder_decoder else "input_ids"
+            return {name: input_ids[:, -1:], "past_key_values": past_key_values}
+        return super().prepare_inputs_for_generation(input_ids, next_sequence_length, past_key_values, **kwargs)
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **kwargs):
+        plain = not (
+            generation_config.do_sample or logits_processor or args or kwargs.get("streamer") or kwargs.get("synced_gpus")
+        )
+        known = all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in stopping_criteria)
+        if plain and known and getattr(kwargs.get("past_key_values"), "rows_per_example", None):
+            return self.write_greedily(input_ids, stopping_criteria, generation_config, **kwargs)
+        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, *args, **kwargs)
+
+    def write_greedily(self, input_ids: Tensor, stopping_criteria, generation_config, past_key_values, **kwargs) -> Tensor:
+        """What `generate` does in its simplest case: the likeliest token, until every row has ended or is long enough."""
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("synced_gpus", "streamer")}
+        ends, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+        outputs = self._prefill(input_ids, generation_config, kwargs | {"past_key_values": past_key_values})
+        kwargs = self._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=self.config.is_encoder_decoder)
+        steps = DecoderSteps(self, **kwargs)
+        logits, tokens, ended = outputs.logits[:, -1], [input_ids], None
+        for length in range(input_ids.shape[1] + 1, stopping_criteria.max_length + 1):
+            token = logits.float().argmax(dim=-1, keepdim=True)  # [R, 1]
+            if ends is not None:
+                token = token if ended is None else torch.where(ended, pad, token)
+                ended = torch.isin(token, ends) if ended is None else ended | torch.isin(token, ends)
+            tokens.append(token)
+            if length == stopping_criteria.max_length or (ended is not None and ended.all()):
+                break
+            logits = steps(token)[:, 0]
+        return torch.cat(tokens, dim=1)
+
+    def _reorder_cache(self, past_key_values: Cache, rows: Tensor) -> Cache:
+        """Beam search goes on with these rows."""
+        past_key_values.reorder_cache(rows) if steps_of(past_key_values) is None else past_key_values.steps.reorder(rows)
+        return past_key_values
+
+
+def can_step(model: Any, cache: Cache) -> bool:
+    """Whether the next token can be computed from what this cache holds, and nothing is watching how."""
+    caches = [cache.self_attention_cache, cache.cross_attention_cache] if isinstance(cache, EncoderDecoderCache) else [cache]
+    plain_caches = all(type(part) is DynamicCache and not part.offloading for part in caches)
+    config = model.config
+    plain_config = config.attention_window is None and config._attn_implementation in ("sdpa", "eager")
+    recorded = config.output_attentions or config.output_hidden_states
+    spread_out = hasattr(model, "hf_device_map") or any(isinstance(weight, DTensor) for weight in model.parameters())
+    watched = any(module._forward_hooks or module._forward_pre_hooks for module in model.get_decoder().modules())
+    return plain_caches and plain_config and not (recorded or spread_out or watched or model.training)
+
+
+def is_filled(cache: Cache) -> bool:
+    return cache.get_seq_length() > 0
+
+
+def steps_of(cache: Cache | None) -> "DecoderSteps | None":
+    return getattr(cache, "steps", None)
+
+
+class DecoderSteps:
+    """Logits of the next token, given those before it in a cache that the prompt has filled.
+
+    Args:
+        model: a language model with a decoder.
+        past_key_values: keys and values of the prompt and, with an encoder, of the source.
+        attention_mask: which tokens are no padding, of the source if there is one, else of the prompt.
+        position_ids: positions of prompt and next token, where they are not 0, 1, 2, ...
+    """
+
+    def __init__(self, model: Any, past_key_values: Cache, attention_mask: Tensor | None = None, position_ids=None, **kwargs):
+        cache = past_key_values
+        self.decoder: Decoder = model.get_decoder()
+        self.layers, self.logits = prepared(model)
+        has_memory = isinstance(cache, EncoderDecoderCache)
+        past: list[DynamicLayer] = (cache.self_attention_cache if has_memory else cache).layers
+        self.length = past[0].keys.shape[2]
+        self.past = torch.stack([torch.stack((layer.keys, layer.values)) for layer in past])  # [layers, 2, R, G, T, K]
+        self.memory: list[tuple[Tensor, Tensor] | None] = [None] * len(past)
+        self.memory_mask = self.prompt_mask = None
+        hides = attention_mask is not None and not attention_mask.all()
+        if has_memory:
+            apart = slice(None, None, cache.rows_per_example)  # the rows of an example have one source
+            self.memory = [(layer.keys[apart], layer.values[apart]) for layer in cache.cross_attention_cache.layers]
+            self.memory_mask = attention_mask[apart, None, None].bool() if hides else None  # [B, 1, 1, S]
+        else:
+            self.prompt_mask = attention_mask[:, None, None, : self.length].bool() if hides else None
+        position = torch.tensor([[self.length]]) if position_ids is None else position_ids[:, -1:]
+        self.position = position.to(self.past.device)
+        self.steps = 0
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Tokens [R, 1], the newest of each row -> logits [R, 1, V]"""
+        decoder = self.decoder
+        x = self.enter(decoder.embed_tokens(tokens))
+        self.make_room()
+        self.length += 1
+        slots = torch.arange(self.length, device=x.device)[None]
+        bias, rotary = decoder.attention_positions(x, self.position, slots[:, -1:], slots)
+        mask = self.token_mask(bias)
+        self.position = self.position + 1
+        x = x[:, 0]  # [R, D]
+        for layer, past, memory in zip(self.layers, self.past, self.memory):
+            x = layer(x, past[:, :, :, : self.length], mask, rotary, memory, self.memory_mask)
+        return self.logits(decoder.norm(x))[:, None]
+
+    def enter(self, x: Tensor) -> Tensor:
+        """`decoder.enter`, with sines and cosines computed for many steps at once where all rows are at the same position."""
+        positions, ahead = self.decoder.positions, 64
+        if not isinstance(positions, SinusoidalPositionEncoding) or len(self.position) > 1:
+            return self.decoder.enter(x, self.position)
+        if self.steps % ahead == 0:
+            coming = self.position + torch.arange(ahead, device=x.device)
+            self.encodings = positions(x.new_zeros(1, ahead, x.shape[-1]), coming)
+        self.steps += 1
+        return self.decoder.embedding_norm(x + self.encodings[:, (self.steps - 1) % ahead, None])
+
+    def make_room(self) -> None:
+        """Space for as many tokens again, whenever it is used up: on the whole, a token is copied once."""
+        if self.length == self.past.shape[4]:
+            self.past = torch.cat((self.past, torch.empty_like(self.past)), dim=4)
+
+    def token_mask(self, bias: Tensor | None) -> Tensor | None:
+        """Padding in the prompt and a bias on the scores, as one mask: [R or 1, H or 1, 1, T]."""
+        if self.prompt_mask is None:
+            return bias
+        mask = F.pad(self.prompt_mask, (0, self.length - self.prompt_mask.shape[-1]), value=True)
+        return mask if bias is None else bias.masked_fill(~mask, float("-inf"))
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row r goes on from row rows[r]. Only rows that change are copied; the source of an example is that of all its rows."""
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+        if len(moved):
+            past = self.past[..., : self.length, :]
+            past[:, :, moved] = past[:, :, rows[moved]]
+
+
+class LayerStep:
+    """A decoder layer for one new token a row. It uses the layer's own weights; products of the same input are joined."""
+
+    def __init__(self, layer: DecoderLayer):
+        self.layer, attention, feed_forward = layer, layer.self_attn, layer.feed_forward
+        self.query_key_value = join(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.past_output = join(attention.out_proj)
+        if layer.has_memory:
+            self.memory_query, self.memory_output = join(layer.cross_attn.q_proj), join(layer.cross_attn.out_proj)
+        self.is_gated = feed_forward.gate_proj is not None
+        self.up = join(feed_forward.gate_proj, feed_forward.up_proj) if self.is_gated else join(feed_forward.up_proj)
+        self.down = join(feed_forward.down_proj)
+
+    def __call__(self, x: Tensor, past: Tensor, mask: Tensor | None, rotary, memory, memory_mask: Tensor | None) -> Tensor:
+        """x [R, D], past [2, R, G, T, K] with room for the new token at its end, memory two [B, G, S, K] -> [R, D]"""
+        layer = self.layer
+
+        def self_attention(x: Tensor) -> Tensor:
+            return self.attend_to_past(x, past, mask, rotary)
+
+        def cross_attention(x: Tensor) -> Tensor:
+            return self.attend_to_memory(x, *memory, memory_mask)
+
+        x = layer.residual(x, layer.self_attn_norm, self_attention, keep)
+        if memory is not None:
+            x = layer.residual(x, layer.cross_attn_norm, cross_attention, keep)
+        return layer.residual(x, layer.feed_forward_norm, self.feed_forward, keep)
+
+    def attend_to_past(self, x: Tensor, past: Tensor, mask: Tensor | None, rotary) -> Tensor:
+        attention, (_, rows, kv_heads, _, width) = self.layer.self_attn, past.shape
+        heads = self.query_key_value(x).view(rows, -1, 1, width)  # [R, H + 2G, 1, K]
+        q, k, v = heads.split((attention.num_heads, kv_heads, kv_heads), dim=1)
+        q, k = attention.q_norm(q), attention.k_norm(k)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        keys, values = past
+        keys[:, :, -1:], values[:, :, -1:] = k, v
+        q = q.reshape(rows, kv_heads, -1, width)  # heads that share keys become queries of one head
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.view(mask.shape[0], kv_heads, -1, mask.shape[-1])
+        output = attend(q, keys, values, mask, attention.scaling)
+        return self.past_output(output.reshape(rows, -1))
+
+    def attend_to_memory(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        attention, (examples, kv_heads, _, width) = self.layer.cross_attn, keys.shape
+        q = attention.q_norm(self.memory_query(x).view(examples, -1, kv_heads, attention.num_key_value_groups, width))
+        # The rows of an example, and the heads that share keys, become queries of one head: [B, G, R/B * H/G, K]
+        q = q.transpose(1, 2)
+        output = attend(q.flatten(2, 3), keys, values, mask, attention.scaling)
+        return self.memory_output(output.view(q.shape).transpose(1, 2).reshape(x.shape))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        activation, hidden = self.layer.feed_forward.activation, self.up(x)
+        if self.is_gated:
+            gate, hidden = hidden.chunk(2, dim=-1)
+            return self.down(activation(gate) * hidden)
+        return self.down(activation(hidden))
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """The kernel is made for one query or many; for the few queries of a beam, plain products are faster."""
+    if q.shape[2] > 1 and (mask is None or mask.dtype == torch.bool):
+        return scaled_dot_product_attention(q, keys, values, mask, scale=scale)[0]
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+
+
+def keep(x: Tensor) -> Tensor:
+    """In the place of dropout, which is for training."""
+    return x
+
+
+Prepared = tuple[list[LayerStep], Product]
+
+_prepared: WeakKeyDictionary[Any, tuple[list[Any], Prepared]] = WeakKeyDictionary()
+
+
+def prepared(model: Any) -> Prepared:
+    """The layers and the output layer, ready for steps; made anew only when weights have changed."""
+    decoder = model.get_decoder()
+    weights = [*decoder.parameters(), *model.lm_head.parameters()]
+    state = [(id(weight), None if weight.is_inference() else weight._version) for weight in weights]
+    state.append([id(module) for module in decoder.modules()])
+    if model not in _prepared or _prepared[model][0] != state:
+        _prepared[model] = state, ([LayerStep(layer) for layer in decoder.layers], output_product(model))
+    return _prepared[model][1]
+
+
+def output_product(model: Any) -> Product:
+    """`model.logits`, its product made ready."""
+    product, cap = join(model.lm_head), model.config.logit_softcap
+    return product if cap is None else lambda x: cap * torch.tanh(product(x) / cap)

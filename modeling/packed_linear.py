@@ -1,0 +1,125 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Linear layers for inference on a CPU: weights laid out for few rows at a time, or rounded to eight bits.
+
+To generate a token is to read every weight for a handful of rows. The general matrix product that serves training is slow at
+that (docs/performance.md has the figures); oneDNN's, with the weights in its own order, is not. Eight-bit weights are a
+quarter to read.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+# R rows, D model width, N outputs
+
+Product = Callable[[Tensor], Tensor]
+
+
+def join(*linears: nn.Module) -> Product:
+    """One function for linear layers that read the same input: [R, D] -> their outputs side by side [R, N]."""
+    if all(type(linear) is Int8Linear for linear in linears):
+        return Int8Linear.join(linears)
+    if not all(is_plain(linear) for linear in linears):  # adapters, hooks
+        return linears[0] if len(linears) == 1 else lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
+    weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight.detach()
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    return FewRows(weight, bias) if has_onednn(weight) else lambda x: F.linear(x, weight, bias)
+
+
+class FewRows:
+    """x W^T + b in the way that is fastest for as many rows as x has: measured in docs/performance.md."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = weight, bias
+        outputs, inputs = weight.shape
+        self.is_wide = outputs >= 2 * inputs
+        self.is_large = weight.numel() >= 2**17
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) <= 2 and self.is_wide:
+            return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
+        if len(x) > 2 and self.is_large:
+            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+    @functools.cached_property
+    def transposed(self) -> Tensor:
+        return self.weight.T.contiguous()
+
+    @functools.cached_property
+    def packed(self) -> Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether to call this layer is to multiply with its weight: no hook, no adapter, no other storage."""
+    hooks = linear._forward_hooks or linear._forward_pre_hooks or hasattr(linear, "_hf_hook")
+    return isinstance(linear, nn.Linear) and type(linear.weight) is nn.Parameter and not linear.weight.is_meta and not hooks
+
+
+def has_onednn(weight: Tensor) -> bool:
+    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+    return known and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with weights of eight bits, a scale for each output; inputs are rounded too, as they come.
+
+    The arithmetic is torch's dynamic quantisation.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        # One bit less than there is: products of eight and eight bits overflow where they are added in pairs.
+        self.scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+        self.rounded = (weight / self.scales[:, None]).round().to(torch.int8)
+        self.product = int8_product(self.rounded, self.scales, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    @staticmethod
+    def join(linears: tuple["Int8Linear", ...]) -> Product:
+        if len(linears) == 1:
+            return linears[0].product
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+        return int8_product(torch.cat([linear.rounded for linear in linears]), torch.cat([i.scales for i in linears]), bias)
+
+
+def int8_product(rounded: Tensor, scales: Tensor, bias: Tensor | None) -> Product:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces another way to make such tensors, which it does not have yet
+        zeros = torch.zeros(len(scales), dtype=torch.int64)
+        weight = torch._make_per_channel_quantized_tensor(rounded, scales.double(), zeros, 0)
+        packed = torch.ops.quantized.linear_prepack(weight, None if bias is None else bias.detach())
+    return lambda x: torch.ops.quantized.linear_dynamic(x, packed, reduce_range=True)
+
+
+def quantize_int8(model: nn.Module) -> nn.Module:
+    """Rounds the weights of every linear layer to eight bits, in place: a quarter of the memory, for inference on a CPU.
+
+    Embeddings, norms and small outputs stay as they are. What is lost is lost: save the model before.
+    """
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        raise ValueError(f"Eight-bit layers run on a CPU beside float32, but the model is {model.dtype} on {model.device}.")
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if is_plain(child):
+                setattr(parent, name, Int8Linear(child.weight.detach(), child.bias))
+    return model.eval()
