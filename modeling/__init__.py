@@ -30,6 +30,7 @@ _MODULES = {
         "GlassformerPreTrainedModel",
     ],
     "norms": ["RMSNorm"],
+    "packed_linear": ["quantize_int8"],
     "positions": [
         "AlibiBias",
         "LearnedPositionEncoding",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         GlassformerPreTrainedModel,
     )
     from .norms import RMSNorm
+    from .packed_linear import quantize_int8
     from .positions import (
         AlibiBias,
         LearnedPositionEncoding,

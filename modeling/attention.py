@@ -110,9 +110,12 @@ def eager_attention_forward(
     return output.transpose(1, 2), weights
 
 
+SHORT = 128  # tokens
+
+
 def is_short(query: Tensor, key: Tensor) -> bool:
     """Whether plain products, forward and backward, are faster than a kernel's (docs/performance.md)."""
-    return query.device.type == "cpu" and query.shape[2] <= 128 and key.shape[2] <= 128
+    return query.device.type == "cpu" and query.shape[2] <= SHORT and key.shape[2] <= SHORT
 
 
 def short_attention_forward(*args, **kwargs) -> tuple[Tensor, None]:
@@ -256,8 +259,9 @@ class MultiHeadAttention(nn.Module):
         """Each sequence of a packed row by itself: [1, H, N, K] -> [1, N, H, K]"""
         outputs = []
         for length, *heads in zip(lengths, *(x.split(lengths, dim=2) for x in (q, k, v))):
+            query, key, value = heads
             near = None if bias is None else bias[..., :length, :length]
-            outputs.append(self.attend(*heads, None, near, **kwargs)[0])
+            outputs.append(self.attend(query, key, value, None, near, **kwargs)[0])
         return torch.cat(outputs, dim=1), None
 
     def attention_function(self, q: Tensor, k: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:

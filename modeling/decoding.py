@@ -7,8 +7,9 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """One token at a time: the decoder as `generate` uses it, without what only a whole sequence needs.
 
-transformers' strategies (greedy, sampling, beams) stay as they are. They hand the prompt to the ordinary forward pass, and from
-then on ask for the logits of one more token: `DecoderSteps` answers. It runs the same layers on the same weights, but keeps
+transformers' strategies hand the prompt to the ordinary forward pass, and from then on ask for the logits of one more token:
+`DecoderSteps` answers. The loops around it are transformers' own, except for plain greedy and beam search, where the rules are
+the same but little else is computed. A step runs the same layers on the same weights, but keeps
 keys and values in memory that is set aside once, does not copy what belongs to the source for every beam, and makes no
 masks where nothing is hidden.
 """
@@ -24,6 +25,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from transformers.generation import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
 
 from .attention import scaled_dot_product_attention
+from .beams import Beams
 from .decoder import Decoder, DecoderLayer
 from .packed_linear import Product, join
 from .positions import SinusoidalPositionEncoding, rotate
@@ -40,9 +42,14 @@ class StepwiseGeneration(GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         wants_more = generation_config.return_dict_in_generate or generation_config.is_assistant
-        if cache is not None and cache is not given and not wants_more and can_step(self, cache):
+        mask = model_kwargs.get("attention_mask")
+        knows_more = {"decoder_attention_mask", "decoder_position_ids"} & set(model_kwargs) or (
+            mask is not None and mask.dim() > 2
+        )
+        if cache is not None and cache is not given and not wants_more and not knows_more and can_step(self, cache):
             # A mark: this cache is nobody else's, and each example has so many rows in it.
             cache.rows_per_example = max(generation_config.num_beams, generation_config.num_return_sequences)
+            cache.room = generation_config.max_length
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
         if getattr(past_key_values, "rows_per_example", None) and next_sequence_length == 1 and is_filled(past_key_values):
@@ -52,38 +59,62 @@ class StepwiseGeneration(GenerationMixin):
             return {name: input_ids[:, -1:], "past_key_values": past_key_values}
         return super().prepare_inputs_for_generation(input_ids, next_sequence_length, past_key_values, **kwargs)
 
-    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **kwargs):
-        plain = not (
-            generation_config.do_sample or logits_processor or args or kwargs.get("streamer") or kwargs.get("synced_gpus")
-        )
-        known = all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in stopping_criteria)
-        if plain and known and getattr(kwargs.get("past_key_values"), "rows_per_example", None):
-            return self.write_greedily(input_ids, stopping_criteria, generation_config, **kwargs)
-        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, *args, **kwargs)
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        if is_simple(logits_processor, stopping_criteria, generation_config, **kwargs):
+            return self.write_greedily(input_ids, generation_config, **kwargs)
+        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
-    def write_greedily(self, input_ids: Tensor, stopping_criteria, generation_config, past_key_values, **kwargs) -> Tensor:
-        """What `generate` does in its simplest case: the likeliest token, until every row has ended or is long enough."""
-        kwargs = {name: value for name, value in kwargs.items() if name not in ("synced_gpus", "streamer")}
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        if is_simple(logits_processor, stopping_criteria, generation_config, **kwargs):
+            return self.write_with_beams(input_ids, generation_config, **kwargs)
+        return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+
+    def write_greedily(self, input_ids: Tensor, generation_config, **kwargs) -> Tensor:
+        """The likeliest token, until every row has ended or is long enough."""
         ends, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
-        outputs = self._prefill(input_ids, generation_config, kwargs | {"past_key_values": past_key_values})
-        kwargs = self._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=self.config.is_encoder_decoder)
-        steps = DecoderSteps(self, **kwargs)
-        logits, tokens, ended = outputs.logits[:, -1], [input_ids], None
-        for length in range(input_ids.shape[1] + 1, stopping_criteria.max_length + 1):
+        logits, steps = self.read_prompt(input_ids, generation_config, **kwargs)
+        tokens, ended = [input_ids], torch.zeros_like(input_ids[:, :1], dtype=torch.bool)
+        for left in reversed(range(generation_config.max_length - input_ids.shape[1])):
             token = logits.float().argmax(dim=-1, keepdim=True)  # [R, 1]
             if ends is not None:
-                token = token if ended is None else torch.where(ended, pad, token)
-                ended = torch.isin(token, ends) if ended is None else ended | torch.isin(token, ends)
+                token = torch.where(ended, pad, token)
+                ended = ended | torch.isin(token, ends)
             tokens.append(token)
-            if length == stopping_criteria.max_length or (ended is not None and ended.all()):
+            if left == 0 or (ends is not None and ended.all()):
                 break
             logits = steps(token)[:, 0]
         return torch.cat(tokens, dim=1)
+
+    def write_with_beams(self, input_ids: Tensor, generation_config, **kwargs) -> Tensor:
+        """The likeliest sequences that beam search finds."""
+        logits, steps = self.read_prompt(input_ids, generation_config, **kwargs)
+        beams = Beams(input_ids, generation_config)
+        while True:
+            rows = beams.advance(logits)
+            if beams.is_over:
+                return beams.best(generation_config.num_return_sequences)
+            steps.reorder(rows)
+            logits = steps(beams.running[:, :, beams.length - 1].reshape(-1, 1))[:, 0]
+
+    def read_prompt(self, input_ids: Tensor, generation_config, past_key_values, **kwargs) -> "tuple[Tensor, DecoderSteps]":
+        """The ordinary forward pass -> logits of the first new token [R, V], and steps for those after it."""
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("synced_gpus", "streamer")}
+        outputs = self._prefill(input_ids, generation_config, kwargs | {"past_key_values": past_key_values})
+        kwargs = self._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=self.config.is_encoder_decoder)
+        return outputs.logits[:, -1], DecoderSteps(self, **kwargs)
 
     def _reorder_cache(self, past_key_values: Cache, rows: Tensor) -> Cache:
         """Beam search goes on with these rows."""
         past_key_values.reorder_cache(rows) if steps_of(past_key_values) is None else past_key_values.steps.reorder(rows)
         return past_key_values
+
+
+def is_simple(logits_processor, stopping_criteria, generation_config, past_key_values=None, **kwargs) -> bool:
+    """Whether a search is only about likely tokens, end tokens and length: then its loop is ours too."""
+    known = all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in stopping_criteria)
+    follows = generation_config.do_sample or logits_processor or kwargs.get("streamer") or kwargs.get("synced_gpus")
+    has_steps = getattr(past_key_values, "rows_per_example", None) is not None
+    return has_steps and known and not follows and stopping_criteria.max_length == generation_config.max_length
 
 
 def can_step(model: Any, cache: Cache) -> bool:
@@ -122,17 +153,20 @@ class DecoderSteps:
         self.layers, self.logits = prepared(model)
         has_memory = isinstance(cache, EncoderDecoderCache)
         past: list[DynamicLayer] = (cache.self_attention_cache if has_memory else cache).layers
-        self.length = past[0].keys.shape[2]
-        self.past = torch.stack([torch.stack((layer.keys, layer.values)) for layer in past])  # [layers, 2, R, G, T, K]
+        rows, heads, self.length, width = past[0].keys.shape
+        room = max(self.length + 1, min(cache.room, self.length + 256))
+        self.past = past[0].keys.new_empty(len(past), 2, rows, heads, room, width)  # [layers, 2, R, G, T, K]
+        for layer, kept in zip(past, self.past):
+            kept[0, :, :, : self.length], kept[1, :, :, : self.length] = layer.keys, layer.values
         self.memory: list[tuple[Tensor, Tensor] | None] = [None] * len(past)
         self.memory_mask = self.prompt_mask = None
-        hides = attention_mask is not None and not attention_mask.all()
+        mask = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
         if has_memory:
             apart = slice(None, None, cache.rows_per_example)  # the rows of an example have one source
             self.memory = [(layer.keys[apart], layer.values[apart]) for layer in cache.cross_attention_cache.layers]
-            self.memory_mask = attention_mask[apart, None, None].bool() if hides else None  # [B, 1, 1, S]
+            self.memory_mask = None if mask is None else mask[apart, None, None]  # [B, 1, 1, S]
         else:
-            self.prompt_mask = attention_mask[:, None, None, : self.length].bool() if hides else None
+            self.prompt_mask = None if mask is None else mask[:, None, None, : self.length]  # [R, 1, 1, T of the prompt]
         position = torch.tensor([[self.length]]) if position_ids is None else position_ids[:, -1:]
         self.position = position.to(self.past.device)
         self.steps = 0
@@ -192,8 +226,8 @@ class LayerStep:
         self.past_output = join(attention.out_proj)
         if layer.has_memory:
             self.memory_query, self.memory_output = join(layer.cross_attn.q_proj), join(layer.cross_attn.out_proj)
-        self.is_gated = feed_forward.gate_proj is not None
-        self.up = join(feed_forward.gate_proj, feed_forward.up_proj) if self.is_gated else join(feed_forward.up_proj)
+        gate = [] if feed_forward.gate_proj is None else [feed_forward.gate_proj]
+        self.is_gated, self.up = bool(gate), join(*gate, feed_forward.up_proj)
         self.down = join(feed_forward.down_proj)
 
     def __call__(self, x: Tensor, past: Tensor, mask: Tensor | None, rotary, memory, memory_mask: Tensor | None) -> Tensor:
@@ -204,7 +238,8 @@ class LayerStep:
             return self.attend_to_past(x, past, mask, rotary)
 
         def cross_attention(x: Tensor) -> Tensor:
-            return self.attend_to_memory(x, *memory, memory_mask)
+            keys, values = memory
+            return self.attend_to_memory(x, keys, values, memory_mask)
 
         x = layer.residual(x, layer.self_attn_norm, self_attention, keep)
         if memory is not None:
@@ -263,8 +298,8 @@ def prepared(model: Any) -> Prepared:
     """The layers and the output layer, ready for steps; made anew only when weights have changed."""
     decoder = model.get_decoder()
     weights = [*decoder.parameters(), *model.lm_head.parameters()]
-    state = [(id(weight), None if weight.is_inference() else weight._version) for weight in weights]
-    state.append([id(module) for module in decoder.modules()])
+    versions = [None if weight.is_inference() else weight._version for weight in weights]
+    state = [*map(id, weights), *map(id, decoder.modules()), *versions]
     if model not in _prepared or _prepared[model][0] != state:
         _prepared[model] = state, ([LayerStep(layer) for layer in decoder.layers], output_product(model))
     return _prepared[model][1]

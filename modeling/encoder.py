@@ -83,7 +83,9 @@ class Encoder(Stack):
         mask = encoder_mask(self.config, x, attention_mask) if lengths is None else None
         if lengths is not None:
             x = pack(x, lengths)
-            rotary = None if rotary is None else tuple(pack(turn.expand(batch, -1, -1), lengths) for turn in rotary)
+            if rotary is not None:
+                cos, sin = (pack(turn.expand(batch, -1, -1), lengths) for turn in rotary)
+                rotary = cos, sin
         for layer in self.layers:
             # Tensors that need a gradient go by place, or gradient checkpointing loses them.
             x = self.layer_drop(x, layer(x, mask, bias, rotary=rotary, lengths=lengths, **kwargs))

@@ -120,27 +120,19 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, labels, label_smoothing, chunk, with_gradient) -> Tensor:
         """hidden [N, D], weight [V, D], labels [N], each of them a class -> the sum of N losses."""
-        size = len(weight)
-        on_label, elsewhere = 1 - label_smoothing, label_smoothing / size
         total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         if with_gradient:
-            ctx.gradients = torch.empty_like(hidden), torch.zeros_like(weight)
+            ctx.gradients = of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         for start in range(0, len(labels), chunk):
             piece = slice(start, start + chunk)
-            label = labels[piece, None]
             log_p = F.linear(hidden[piece], weight).to(total.dtype).log_softmax(-1)  # [chunk, V]
-            total -= on_label * log_p.gather(-1, label).sum()
-            if label_smoothing:
-                total -= elsewhere * log_p.sum()
+            total += smoothed_loss(log_p, labels[piece, None], label_smoothing)
             if with_gradient:
-                gradient = log_p.exp_()
-                if label_smoothing:
-                    gradient -= elsewhere
-                gradient.scatter_add_(-1, label, gradient.new_full(label.shape, -on_label))
-                gradient = gradient.to(hidden.dtype)
-                of_hidden, of_weight = ctx.gradients
+                gradient = smoothed_gradient_(log_p, labels[piece, None], label_smoothing).to(hidden.dtype)
                 of_hidden[piece] = gradient @ weight
                 of_weight += gradient.T @ hidden[piece]
+                del gradient
+            del log_p  # before the next chunk asks for memory
         return total
 
     @staticmethod
@@ -148,6 +140,20 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = ctx.gradients
         return of_hidden * gradient, of_weight * gradient, None, None, None, None
+
+
+def smoothed_loss(log_p: Tensor, label: Tensor, smoothing: float) -> Tensor:
+    """Log-probabilities [N, V], labels [N, 1] -> the sum of N losses."""
+    loss = -(1 - smoothing) * log_p.gather(-1, label).sum()
+    return loss - smoothing / log_p.shape[-1] * log_p.sum() if smoothing else loss
+
+
+def smoothed_gradient_(log_p: Tensor, label: Tensor, smoothing: float) -> Tensor:
+    """The gradient of `smoothed_loss` with respect to the logits, in the memory of `log_p`."""
+    gradient = log_p.exp_()
+    if smoothing:
+        gradient -= smoothing / log_p.shape[-1]
+    return gradient.scatter_add_(-1, label, gradient.new_full(label.shape, smoothing - 1))
 
 
 def classification_loss(

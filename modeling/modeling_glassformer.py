@@ -219,7 +219,7 @@ class GlassformerForConditionalGeneration(LanguageModelHead, StepwiseGeneration,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """With `labels` [B, T] and no decoder input, the decoder reads the labels shifted right (teacher forcing)."""
-        if (steps := steps_of(past_key_values)) is not None:  # inside `generate`
+        if decoder_input_ids is not None and (steps := steps_of(past_key_values)) is not None:  # inside `generate`
             return Seq2SeqLMOutput(logits=steps(decoder_input_ids), past_key_values=past_key_values)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -285,7 +285,7 @@ class GlassformerForCausalLM(LanguageModelHead, StepwiseGeneration, GenerationMi
 
         A caller that has shifted them already passes `shift_labels` (no named argument: Trainer takes those for its labels).
         """
-        if (steps := steps_of(past_key_values)) is not None:  # inside `generate`
+        if input_ids is not None and (steps := steps_of(past_key_values)) is not None:  # inside `generate`
             return CausalLMOutputWithPast(logits=steps(input_ids), past_key_values=past_key_values)
         shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(

@@ -15,6 +15,7 @@ quarter to read.
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from torch.nn import functional as F
 Product = Callable[[Tensor], Tensor]
 
 
-def join(*linears: nn.Module) -> Product:
+def join(*linears: Any) -> Product:
     """One function for linear layers that read the same input: [R, D] -> their outputs side by side [R, N]."""
     if all(type(linear) is Int8Linear for linear in linears):
         return Int8Linear.join(linears)
@@ -95,7 +96,7 @@ class Int8Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     @staticmethod
-    def join(linears: tuple["Int8Linear", ...]) -> Product:
+    def join(linears: tuple[Any, ...]) -> Product:
         if len(linears) == 1:
             return linears[0].product
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
@@ -121,5 +122,5 @@ def quantize_int8(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if is_plain(child):
-                setattr(parent, name, Int8Linear(child.weight.detach(), child.bias))
+                setattr(parent, name, Int8Linear(child.weight.detach(), child.bias))  # type: ignore[operator, arg-type]
     return model.eval()

@@ -17,6 +17,7 @@ from .configuration_glassformer import AUTO_MAP, GlassformerConfig
 from .embeddings import OutputProjection
 from .masking import padding_mask
 from .norms import RMSNorm
+from .packed_linear import Int8Linear
 from .positions import AlibiBias, RotaryPositionEncoding
 
 
@@ -89,6 +90,8 @@ class GlassformerPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory, *args, **kwargs) -> None:
         """As in transformers; the code goes along, and the config names every head in it."""
+        if any(isinstance(module, Int8Linear) for module in self.modules()):
+            raise ValueError("A model with eight-bit layers cannot be saved: save it before quantize_int8, and round it again.")
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, *args, **kwargs)
 

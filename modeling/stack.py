@@ -31,12 +31,15 @@ from .pretrained import GlassformerPreTrainedModel
 # B batch, H heads, T queries (target), S keys (source), D model width
 
 
-def pre_norm(x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: nn.Module) -> Tensor:
+Map = Callable[[Tensor], Tensor]
+
+
+def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map) -> Tensor:
     """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks."""
     return x + dropout(sublayer(norm(x)))
 
 
-def post_norm(x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: nn.Module) -> Tensor:
+def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map) -> Tensor:
     """norm(x + sublayer(x)), as in the paper."""
     return norm(x + dropout(sublayer(x)))
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from models import B, D, H, K, S, T
+from models import VARIANTS, B, D, H, K, S, T, tiny_language_model
 from torch.testing import assert_close
 
-from glassformer import MultiHeadAttention, causal_mask, padding_mask, scaled_dot_product_attention
+from glassformer import MultiHeadAttention, attention, causal_mask, padding_mask, scaled_dot_product_attention
 
 
 def heads(length: int, width: int = K) -> torch.Tensor:
@@ -229,3 +229,30 @@ def test_wrong_shapes_given_to_the_heads_are_refused(shapes, words):
     with pytest.raises(ValueError) as error:
         MultiHeadAttention(D, H)(*(torch.zeros(shape) for shape in shapes))
     assert all(word in str(error.value) for word in words)
+
+
+# While training on a CPU, short sequences take the textbook formula in the place of the kernel
+
+
+def noted(function, calls, what):
+    return lambda *args, **kwargs: calls.append(what) or function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("shape", ["encoder-decoder", "encoder", "decoder"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_short_sequences_train_alike_with_and_without_the_kernel(shape, variant, monkeypatch):
+    model = tiny_language_model(shape, **VARIANTS[variant], dropout=0.0).double().train()
+    source = torch.randint(5, 31, (2, 7))
+    mask = torch.ones_like(source)
+    mask[1, 5:] = 0
+    found, calls = [], []
+    for limit in (attention.SHORT, 0):
+        monkeypatch.setattr(attention, "SHORT", limit)
+        monkeypatch.setattr(attention, "short_attention_forward", noted(attention.short_attention_forward, calls, limit))
+        model.zero_grad()
+        model(source, attention_mask=mask, labels=source.masked_fill(mask == 0, -100)).loss.backward()
+        found.append([weight.grad.clone() for weight in model.parameters()])
+        monkeypatch.undo()
+    assert set(calls) == {128}
+    for plain, kernel in zip(*found):
+        torch.testing.assert_close(plain, kernel, atol=1e-9, rtol=1e-6)

@@ -7,7 +7,9 @@ import torch
 from models import V, tiny_language_model
 from torch.nn import functional as F
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from glassformer import losses
 from glassformer.losses import (
     IGNORED,
     chunked_cross_entropy,
@@ -94,6 +96,81 @@ def test_chunked_loss_and_gradients_equal_the_whole(smoothing, chunk):
     assert_close(chunked, whole)
     for ours, reference in zip(torch.autograd.grad(chunked, (hidden, weight)), torch.autograd.grad(whole, (hidden, weight))):
         assert_close(ours, reference)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+def test_loss_of_a_matrix_and_its_gradients_equal_the_whole(smoothing, chunk):
+    _, labels = batch()
+    weight = torch.randn(V, 8, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(3, 6, 8, dtype=torch.float64, requires_grad=True)
+    whole = 7 * cross_entropy(hidden @ weight.T, labels, smoothing)
+    chunked = 7 * chunked_cross_entropy(hidden, None, labels, V, smoothing, weight=weight, chunk=chunk)
+    assert_close(chunked, whole)
+    expected = torch.autograd.grad(whole, (hidden, weight))
+    for _ in range(2):  # a graph that is kept gives the same again
+        for ours, reference in zip(torch.autograd.grad(chunked, (hidden, weight), retain_graph=True), expected):
+            assert_close(ours, reference)
+
+
+def test_loss_of_a_matrix_without_gradients():
+    _, labels = batch()
+    hidden, weight = torch.randn(3, 6, 8), torch.randn(V, 8)
+    expected = cross_entropy(hidden @ weight.T, labels, 0.1)
+    assert_close(chunked_cross_entropy(hidden, None, labels, V, 0.1, weight=weight), expected)
+    with torch.no_grad():
+        assert_close(chunked_cross_entropy(hidden, None, labels, V, 0.1, weight=weight.requires_grad_()), expected)
+    nothing = chunked_cross_entropy(hidden, None, torch.full((3, 6), IGNORED), V, weight=weight)
+    nothing.backward()
+    assert nothing == 0 and (weight.grad == 0).all()
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("shape", ["encoder-decoder", "encoder", "decoder"])
+def test_a_model_asked_for_its_loss_never_holds_all_logits(shape, monkeypatch):
+    model = tiny_language_model(shape, vocab_size=500).train()
+    ids = torch.randint(5, 500, (4, 10))
+    expected = model.eval()(ids, labels=ids).loss
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 3000)
+    with Largest() as largest:
+        loss = model(ids, labels=ids, return_logits=False).loss
+        loss.backward()
+    assert_close(loss, expected)
+    assert largest.elements == 500 * model.config.d_model  # the matrix and its gradient; all logits would be 20000
+    assert 3000 < largest.elements < 4 * 9 * 500
+
+
+@pytest.mark.parametrize("shape", ["encoder-decoder", "encoder", "decoder"])
+@pytest.mark.parametrize("options", [{}, {"logit_softcap": 3.0}, {"tie_word_embeddings": False}], ids=str)
+def test_the_loss_alone_trains_like_the_loss_of_logits(shape, options):
+    model = tiny_language_model(shape, label_smoothing=0.1, dropout=0.0, **options).train()
+    ids = torch.randint(5, V, (4, 9))
+    found = []
+    for return_logits in (True, False):
+        model.zero_grad()
+        model(ids, labels=ids, return_logits=return_logits).loss.backward()
+        found.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
+    for name in found[0]:
+        assert_close(found[1][name], found[0][name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_an_adapter_or_hook_on_the_output_layer_counts():
+    model = tiny_language_model("decoder")
+    ids = torch.randint(5, V, (2, 9))
+    handle = model.lm_head.register_forward_hook(lambda module, args, logits: logits * 0.5)
+    assert_close(model(ids, labels=ids, return_logits=False).loss, model(ids, labels=ids).loss)
+    handle.remove()
 
 
 def test_chunked_loss_never_holds_all_logits():

@@ -19,12 +19,14 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from glassformer import losses
+from glassformer.attention import SHORT
+
 
 # B batch, T queries (target), S keys (source), N positions, D model width, F inner width, H heads, V vocabulary
 
 FLOAT = 4  # bytes of a float32 value: weights, gradients, optimizer, residual stream, norms, softmax and loss
 PRECISIONS = {"float32": 4, "bf16": 2, "fp16": 2}  # bytes of a value that goes through matrix products
-LOSS_CHUNK = 1024  # positions that `losses.chunked_cross_entropy` takes at a time
 
 
 # Parameters
@@ -148,11 +150,17 @@ class Activations:
         return self.batch * length * self.config.vocab_size * self.item
 
     def loss(self, length: int, chunked: bool) -> int:
-        """On top of that, at worst: the output layer's input, log-probabilities, their gradients and those of the logits."""
-        positions = self.batch * length
-        values = (min(positions, LOSS_CHUNK) if chunked else positions) * self.config.vocab_size
-        softcap = 0 if self.config.logit_softcap is None else self.item
-        return positions * self.config.d_model * FLOAT + values * (3 * FLOAT + softcap)
+        """On top of that, at worst: the output layer's input, log-probabilities, their gradients and those of the logits.
+
+        In chunks, logits turn into gradients at once: those of the input and of the output layer's matrix are then held.
+        """
+        config, positions = self.config, self.batch * length
+        values, width = positions * config.vocab_size, config.d_model
+        if not chunked:
+            softcap = 0 if config.logit_softcap is None else self.item
+            return positions * width * FLOAT + values * (3 * FLOAT + softcap)
+        chunk = min(values, max(losses.LOGITS_AT_ONCE, config.vocab_size))
+        return 2 * positions * width * FLOAT + config.vocab_size * width * FLOAT + 2 * chunk * FLOAT
 
     def stacks(self, source: int, target: int | None) -> list[tuple[int, int, int | None]]:
         """Number of layers, length, and length of the memory, for every stack that there is."""
@@ -171,13 +179,13 @@ class Activations:
         """Ids, and what is done to their embeddings."""
         config, positions = self.config, self.batch * length
         norm = self.norm(length) if config.embedding_norm else 0
-        return positions * 8 + norm + self.dropout(positions * config.d_model, config.dropout, FLOAT)
+        return positions * 8 + norm + self.dropout(positions * config.d_model, config.dropout)
 
     def layer(self, length: int, memory: int | None = None) -> int:
         sublayers = [self.attention(length), self.feed_forward(length)]
         if memory is not None:
             sublayers.append(self.attention(length, memory))
-        residual = self.norm(length) + self.dropout(self.batch * length * self.config.d_model, self.config.dropout, self.item)
+        residual = self.norm(length) + self.dropout(self.batch * length * self.config.d_model, self.config.dropout)
         return sum(sublayers) + len(sublayers) * residual
 
     def attention(self, queries: int, memory: int | None = None) -> int:
@@ -192,15 +200,17 @@ class Activations:
         return inputs + heads + normed + self.scores(queries, keys, self.has_bias and memory is None)
 
     def scores(self, queries: int, keys: int, biased: bool) -> int:
-        """[B, H, T, S] where the softmax is written out, which is in "eager" and, to drop weights, on a CPU.
+        """[B, H, T, S] where the softmax is written out: in "eager" and, to drop weights or if sequences are short, on a CPU.
 
         Elsewhere the sum of each row, and the mask as numbers: [B, 1, T, S], or [B, H, T, S] with a bias for every head.
         """
         config, mask = self.config, self.batch * queries * keys
         values = attention_values(self.batch, config.num_heads, queries, keys)
-        if config._attn_implementation == "eager" or (self.on_cpu and config.attention_dropout):
-            # The weights, the copy that meets the values, what was dropped, and the boolean mask.
-            return values * (FLOAT + self.item) + self.dropout(values, config.attention_dropout, FLOAT) + mask
+        written_out = config.attention_dropout or max(queries, keys) <= SHORT
+        if config._attn_implementation == "eager" or (self.on_cpu and written_out):
+            # The weights, the copy that meets the values, what was dropped (on a CPU as numbers), and the boolean mask.
+            dropped = 0 if config.attention_dropout == 0 else values * (FLOAT if self.on_cpu else 1)
+            return values * (FLOAT + self.item) + dropped + mask
         return self.batch * config.num_heads * queries * FLOAT + (values if biased else mask) * self.item
 
     def feed_forward(self, length: int) -> int:
@@ -211,7 +221,7 @@ class Activations:
         if config.gated_feed_forward or config.activation_dropout or not result_is_kept:  # the input of the last matrix
             tensors += 1
         inputs = self.linear_input(length, readers=2 if config.gated_feed_forward else 1)
-        return inputs + tensors * inner * self.item + self.dropout(inner, config.activation_dropout, self.item)
+        return inputs + tensors * inner * self.item + self.dropout(inner, config.activation_dropout)
 
     def norm(self, length: int) -> int:
         """The input and its statistics; RMSNorm, written out, also the normalised input."""
@@ -223,9 +233,9 @@ class Activations:
         copies = 1 if self.item == FLOAT else readers
         return self.batch * length * self.config.d_model * self.item * copies
 
-    def dropout(self, values: int, probability: float, item: int) -> int:
-        """What was dropped: a byte a value, but on a CPU a number a value."""
-        return 0 if probability == 0 else values * (item if self.on_cpu else 1)
+    def dropout(self, values: int, probability: float) -> int:
+        """What was dropped: a byte a value."""
+        return 0 if probability == 0 else values
 
 
 def kept_by_activation(name: str) -> tuple[int, bool]:
