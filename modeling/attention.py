@@ -96,7 +96,7 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """The textbook formula behind the signature of transformers' attention functions: [B, H, T, K] -> [B, T, H, K]."""
     if attention_mask is None and module.is_causal:
-        attention_mask = causal_mask(query.shape[2], key.shape[2], device=query.device)
+        attention_mask = causal_mask(query.shape[2], key.shape[2], device=query.device)[None, None]  # [1, 1, T, S]
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # each key/value head serves a group of query heads
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.generation import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, GenerationMixin, GenerationMode, MaxLengthCriteria
 
 from .attention import scaled_dot_product_attention
 from .beams import Beams
@@ -34,30 +34,35 @@ from .positions import SinusoidalPositionEncoding, rotate
 # R rows (examples x beams), B examples, H heads, G key/value heads, T tokens so far, S source length, D model width, K of a head
 
 
+STEP_BY_STEP = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+
+
 class StepwiseGeneration(GenerationMixin):
     """Leads `generate` to `DecoderSteps` wherever they give what it asks for."""
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, *args, **kwargs) -> None:
         given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
-        wants_more = generation_config.return_dict_in_generate or generation_config.is_assistant
-        mask = model_kwargs.get("attention_mask")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
+        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        wants_more = generation_config.return_dict_in_generate or generation_mode not in STEP_BY_STEP
         knows_more = {"decoder_attention_mask", "decoder_position_ids"} & set(model_kwargs) or (
             mask is not None and mask.dim() > 2
         )
         if cache is not None and cache is not given and not wants_more and not knows_more and can_step(self, cache):
-            # A mark: this cache is nobody else's, and each example has so many rows in it.
+            # A mark: this cache is nobody else's, each example has so many rows in it, and it will hold so many tokens.
             cache.rows_per_example = max(generation_config.num_beams, generation_config.num_return_sequences)
             cache.room = generation_config.max_length
 
-    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
-        if getattr(past_key_values, "rows_per_example", None) and next_sequence_length == 1 and is_filled(past_key_values):
-            if not hasattr(past_key_values, "steps"):
-                past_key_values.steps = DecoderSteps(self, past_key_values, **kwargs)
+    def prepare_inputs_for_generation(
+        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, inputs_embeds=None, **kwargs
+    ):
+        kwargs |= {"past_key_values": past_key_values, "attention_mask": attention_mask}
+        if is_marked(past_key_values) and next_sequence_length == 1 and past_key_values.get_seq_length() > 0:
+            if steps_of(past_key_values) is None:
+                past_key_values.steps = DecoderSteps(self, **kwargs)
             name = "decoder_input_ids" if self.config.is_encoder_decoder else "input_ids"
             return {name: input_ids[:, -1:], "past_key_values": past_key_values}
-        return super().prepare_inputs_for_generation(input_ids, next_sequence_length, past_key_values, **kwargs)
+        return super().prepare_inputs_for_generation(input_ids, next_sequence_length, inputs_embeds=inputs_embeds, **kwargs)
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         if is_simple(logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -113,8 +118,7 @@ def is_simple(logits_processor, stopping_criteria, generation_config, past_key_v
     """Whether a search is only about likely tokens, end tokens and length: then its loop is ours too."""
     known = all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in stopping_criteria)
     follows = generation_config.do_sample or logits_processor or kwargs.get("streamer") or kwargs.get("synced_gpus")
-    has_steps = getattr(past_key_values, "rows_per_example", None) is not None
-    return has_steps and known and not follows and stopping_criteria.max_length == generation_config.max_length
+    return is_marked(past_key_values) and known and not follows and stopping_criteria.max_length == generation_config.max_length
 
 
 def can_step(model: Any, cache: Cache) -> bool:
@@ -129,8 +133,8 @@ def can_step(model: Any, cache: Cache) -> bool:
     return plain_caches and plain_config and not (recorded or spread_out or watched or model.training)
 
 
-def is_filled(cache: Cache) -> bool:
-    return cache.get_seq_length() > 0
+def is_marked(cache: Cache | None) -> bool:
+    return getattr(cache, "rows_per_example", None) is not None
 
 
 def steps_of(cache: Cache | None) -> "DecoderSteps | None":

@@ -1,6 +1,7 @@
 """The attention formula and the heads around it."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -256,3 +257,10 @@ def test_short_sequences_train_alike_with_and_without_the_kernel(shape, variant,
     assert set(calls) == {128}
     for plain, kernel in zip(*found):
         torch.testing.assert_close(plain, kernel, atol=1e-9, rtol=1e-6)
+
+
+def test_as_many_examples_as_tokens_are_no_reason_to_warn():
+    model, ids = tiny_language_model("decoder").train(), torch.randint(5, 31, (6, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids, labels=ids).loss.backward()

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from test_cli import call
 
-from glassformer import cli
 from glassformer.benchmarks import corpus, generation, memory, report, scaling, start, suite, training_step
 from glassformer.benchmarks.contestants import CASES, CONTESTANTS, OURS, Sizes, build, make_batch, uneven_lengths
 from glassformer.benchmarks.interleave import SAME_ALLOCATOR, Entry, Measurements, Spread, interleave, ratios, spread
@@ -304,10 +303,8 @@ def test_start_is_measured_in_fresh_processes(tmp_path, monkeypatch):
         (["benchmark", "--quick", "--size", "base"], "--quick measures the small size only: leave out --quick or --size base."),
     ],
 )
-def test_bad_options_are_told_in_a_sentence(arguments, sentence, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["glassformer", *arguments])
-    with pytest.raises(SystemExit):
-        cli.main()
+def test_bad_options_are_told_in_a_sentence(arguments, sentence, capsys):
+    assert call(*arguments) == 1
     assert capsys.readouterr().err == f"glassformer: {sentence}\n"
 
 

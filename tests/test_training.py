@@ -3,15 +3,17 @@
 import itertools
 import json
 import math
+import time
 
 import pytest
 import torch
+from processes import run_python
 from recipes import tiny_recipe
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from glassformer.training import loop
-from glassformer.training.batching import MicroBatch
+from glassformer.training.batching import Loader, MicroBatch
 from glassformer.training.checkpoints import CheckpointError, LoopState
 from glassformer.training.devices import make_accelerator
 from glassformer.training.loop import Diverged, Training, train
@@ -19,7 +21,7 @@ from glassformer.training.recipe import RecipeError
 from glassformer.training.task import prepare
 
 
-CLOCK = ("seconds", "tokens_per_second")
+CLOCK = ("seconds", "waited", "tokens_per_second")
 # Everything that has a state: moving average, accumulation, early stopping, a schedule with an end.
 EVERYTHING = {"training.ema": 0.8, "batching.accumulation": 2, "training.patience": 50, "model.label_smoothing": 0.1}
 
@@ -90,6 +92,7 @@ def test_the_folder_loads_with_the_auto_classes_and_tells_what_the_run_was(whole
     assert set(manifest["data_fingerprints"]) == {"train", "validation", "test"} and 0 <= manifest["padding"] < 1
     assert manifest["metrics"] == json.loads((whole / "metrics.json").read_text())
     assert manifest["versions"]["torch"] == torch.__version__
+    assert 0 < manifest["waiting"] < 0.5
     samples = [json.loads(line) for line in (whole / "predictions.jsonl").read_text().splitlines()]
     assert len(samples) == 10 and set(samples[0]) == {"source", "target", "prediction"}
     assert (whole / "curves.png").read_bytes()[:4] == b"\x89PNG"
@@ -335,3 +338,37 @@ def test_separate_vocabularies_have_tables_and_tokenizers_of_their_own(tmp_path)
     assert model.get_encoder().embed_tokens.weight is not model.get_decoder().embed_tokens.weight
     assert model.lm_head.weight is model.get_decoder().embed_tokens.weight
     assert model.config.vocab_size == len(target) == 11 > len(source)
+
+
+def test_time_spent_waiting_for_data_is_told(tmp_path, monkeypatch):
+    updates = Loader.updates
+
+    def slowly(self, position):
+        for update in updates(self, position):
+            time.sleep(0.2)
+            yield update
+
+    monkeypatch.setattr(Loader, "updates", slowly)
+    folder = train(tiny_recipe(tmp_path / "run"))
+    manifest = json.loads((folder / "run.json").read_text())
+    assert manifest["waiting"] * manifest["seconds"] >= 0.2 * manifest["updates"]
+
+
+def test_memory_that_is_freed_is_kept_for_the_next_step(tmp_path):
+    code = """
+import resource, sys, torch
+from glassformer.training.devices import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(2**24)  # 64 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+without = faults()
+keep_memory()
+faults()  # asks for the memory once
+print(without, faults())
+"""
+    without, kept = map(int, run_python(code, tmp_path).split())
+    assert without > 4 * 2**26 / 2**12 / 2 and kept < 100

@@ -57,6 +57,7 @@ class LoopState:
     tokens: int = 0  # seen so far, padding not counted
     padded: int = 0  # the same with padding
     seconds: float = 0.0
+    waited: float = 0.0  # seconds of these in which the next batch was not ready
     loss_sum: float = 0.0  # since the last line of the log
     loss_count: int = 0
     best: float | None = None

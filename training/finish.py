@@ -54,7 +54,8 @@ def finish(task: Task, accelerator: Accelerator, folder: Path, checkpoints: Chec
     manifest = describe_run(task, model, state, chosen, results)
     report.write_manifest(folder, manifest)
     logger.info(
-        f"{state.step} updates, {state.tokens:,} tokens, {manifest['padding']:.1%} padding, {readable_time(state.seconds)}."
+        f"{state.step} updates, {state.tokens:,} tokens, {manifest['padding']:.1%} padding, {readable_time(state.seconds)}, "
+        f"{manifest['waiting']:.1%} of it waiting for data."
     )
     for split, values in results.items():
         logger.info(f"{split}: {describe(values)}")
@@ -77,6 +78,7 @@ def describe_run(
         "tokens": state.tokens,
         "padding": 1 - state.tokens / max(state.padded, 1),
         "seconds": state.seconds,
+        "waiting": state.waited / max(state.seconds, 1e-9),
         "best": {"metric": recipe.evaluation.best or task.objective.best, "value": state.best, "update": state.best_step},
         "weights_from": [path.name for path in chosen],
         "data_fingerprints": task.fingerprints,

@@ -65,6 +65,8 @@ from .task import Task, build_model, prepare
 
 logger = logging.getLogger("glassformer")
 
+Update = tuple[list[MicroBatch], Position, bool]  # batches, the place after them, and whether they end the epoch
+
 
 class Diverged(RuntimeError):
     """The loss is no number any more."""
@@ -130,7 +132,7 @@ class Training:
     def run_epoch(self) -> None:
         self.model.train()
         epoch = self.state.position.epoch
-        for batches, position, ends_epoch in with_last(self.loader.updates(self.state.position)):
+        for batches, position, ends_epoch in self.timed(with_last(self.loader.updates(self.state.position))):
             self.update(batches)
             self.state.position = Position(epoch + 1) if ends_epoch else position
             self.after_update(ends_epoch)
@@ -138,6 +140,16 @@ class Training:
                 return
         if self.state.position.epoch == epoch:
             raise RecipeError("The training data has no rows: nothing can be learnt from it.")
+
+    def timed(self, updates: Iterator[Update]) -> Iterator[Update]:
+        """The same, with a note of how long each one let us wait."""
+        while True:
+            start = time.perf_counter()
+            update = next(updates, None)
+            self.state.waited += time.perf_counter() - start
+            if update is None:
+                return
+            yield update
 
     def update(self, batches: list[MicroBatch]) -> None:
         """One step: the gradient of the mean loss over all labels of all batches of all processes."""
@@ -314,6 +326,7 @@ class Training:
             tokens=state.tokens,
             padding=self.padding,
             seconds=state.seconds,
+            waited=state.waited,
             tokens_per_second=self.log.tokens_per_second if self.log.is_main else 0.0,
         )
         state.loss_sum, state.loss_count = 0.0, 0
@@ -465,7 +478,7 @@ class StopSignal:
             signal.signal(number, handler)
 
 
-def with_last(updates: Iterator[tuple[list[MicroBatch], Position]]) -> Iterator[tuple[list[MicroBatch], Position, bool]]:
+def with_last(updates: Iterator[tuple[list[MicroBatch], Position]]) -> Iterator[Update]:
     """Each update with whether it is the last of its epoch."""
     before = next(updates, None)
     if before is None:
