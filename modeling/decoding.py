@@ -303,7 +303,8 @@ def prepared(model: Any) -> Prepared:
     decoder = model.get_decoder()
     weights = [*decoder.parameters(), *model.lm_head.parameters()]
     versions = [None if weight.is_inference() else weight._version for weight in weights]
-    state = [*map(id, weights), *map(id, decoder.modules()), *versions]
+    sums = torch.stack([weight.detach().sum().float() for weight in weights]).tolist()  # `.data` is written without a new version
+    state = [*map(id, weights), *map(id, decoder.modules()), *versions, *sums]
     if model not in _prepared or _prepared[model][0] != state:
         _prepared[model] = state, ([LayerStep(layer) for layer in decoder.layers], output_product(model))
     return _prepared[model][1]

@@ -116,13 +116,26 @@ def test_a_prompt_for_the_decoder_of_an_encoder_decoder():
     assert torch.equal(found, expected)
 
 
+def add_in_place(weight, change):
+    with torch.no_grad():
+        weight.add_(change)
+
+
+def write_data(weight, change):
+    weight.data.add_(change)
+
+
+def replace_data(weight, change):
+    weight.data = weight.data + change
+
+
 @each_shape
-def test_new_weights_are_used(shape):
+@pytest.mark.parametrize("change", [add_in_place, write_data, replace_data])
+def test_new_weights_are_used(shape, change):
     model, inputs = talkative_model(shape), prompt(shape)
     before = model.generate(**inputs, max_new_tokens=15)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
+    for weight in model.parameters():
+        change(weight, torch.randn_like(weight) * 0.2)
     found, expected = both_ways(model, **inputs, max_new_tokens=15)
     assert torch.equal(found, expected) and not torch.equal(found, before)
     other = copy.deepcopy(model)
