@@ -59,13 +59,6 @@ class OutputProjection(nn.Linear):
     def is_shard(self) -> bool:
         return len(self.weight) != self.out_features
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether to call this layer is to multiply with `matrix()`, and nothing else happens: no hook, no other storage."""
-        hooks = self._forward_hooks or self._forward_pre_hooks or hasattr(self, "_hf_hook")
-        stored_plainly = type(self.weight) is nn.Parameter and not self.weight.is_meta
-        return stored_plainly and self.bias is None and not self.is_shard and not hooks
-
 
 class _KeepRowZero(torch.autograd.Function):
     """A matrix as it is, but without a gradient for one row."""

@@ -39,6 +39,7 @@ from .embeddings import OutputProjection
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
 from .masking import visible_keys
+from .packed_linear import is_plain
 from .pretrained import GlassformerPreTrainedModel
 
 
@@ -167,8 +168,9 @@ class LanguageModelHead(GlassformerPreTrainedModel):
 
     def output_matrix(self) -> Tensor | None:
         """What `logits` multiplies with, where it does nothing else (an adapter or a softcap would)."""
-        plain = type(self.lm_head) is OutputProjection and self.lm_head.is_plain and self.config.logit_softcap is None
-        return self.lm_head.matrix() if plain else None
+        head = self.lm_head
+        whole = type(head) is OutputProjection and head.bias is None and not head.is_shard
+        return head.matrix() if whole and is_plain(head) and self.config.logit_softcap is None else None
 
     def logits_and_loss(
         self,

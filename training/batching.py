@@ -188,7 +188,7 @@ class RowExamples:
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         columns = self.rows[numbers]
         features = [dict(zip(columns, values)) for values in zip(*columns.values())]
-        return [{**feature, "seed": seed_for(self.seed, number)} for feature, number in zip(features, numbers)]
+        return [{**feature, "seed": (self.seed, number)} for feature, number in zip(features, numbers)]
 
 
 class PackedExamples:
@@ -202,7 +202,7 @@ class PackedExamples:
 
     def row(self, number: int) -> dict[str, Any]:
         parts = self.blocks[number]
-        feature = {"documents": [self.columns["input_ids"].slice(*part) for part in parts], "seed": seed_for(self.seed, number)}
+        feature = {"documents": [self.columns["input_ids"].slice(*part) for part in parts], "seed": (self.seed, number)}
         if "words" in self.columns:
             feature["words"] = np.concatenate([self.columns["words"].slice(*part) for part in parts])
         return feature
