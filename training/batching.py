@@ -202,7 +202,8 @@ class PackedExamples:
 
     def row(self, number: int) -> dict[str, Any]:
         parts = self.blocks[number]
-        feature = {"documents": [self.columns["input_ids"].slice(*part) for part in parts], "seed": (self.seed, number)}
+        documents = [self.columns["input_ids"].slice(*part) for part in parts]
+        feature: dict[str, Any] = {"documents": documents, "seed": (self.seed, number)}
         if "words" in self.columns:
             feature["words"] = np.concatenate([self.columns["words"].slice(*part) for part in parts])
         return feature
