@@ -14,6 +14,10 @@ from .checks import check_width
 from .dropout import Dropout
 
 
+# The same function by another name: transformers computes the first as a chain of nine products, torch the second in one pass.
+IN_ONE_PASS = {"gelu_new": "gelu_pytorch_tanh"}
+
+
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_up) W_down, the same at every position.
 
@@ -34,7 +38,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias) if gated else None
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
-        self.activation = ACT2FN[activation]
+        self.activation = ACT2FN[IN_ONE_PASS.get(activation, activation)]
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
