@@ -113,7 +113,8 @@ class SmallGPTBlock(nn.Module):
         self.heads = heads
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-        self.feed_forward = nn.Sequential(nn.Linear(d_model, d_ff), nn.GELU(), nn.Linear(d_ff, d_model), nn.Dropout(dropout))
+        activation = nn.GELU("tanh")  # as in GPT-2
+        self.feed_forward = nn.Sequential(nn.Linear(d_model, d_ff), activation, nn.Linear(d_ff, d_model), nn.Dropout(dropout))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
