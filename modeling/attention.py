@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
 from .masking import causal_mask, check_boolean, expand_mask
+from .near import Near, near_attention_forward
 from .norms import NORMS
 from .positions import rotate
 
@@ -240,7 +241,7 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, bias: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
         """[B, H, T, K] -> [B, T, H, K]"""
-        return self.attention_function(q, k)(
+        return self.attention_function(q, k, mask)(
             self,
             q,
             k,
@@ -264,7 +265,9 @@ class MultiHeadAttention(nn.Module):
             outputs.append(self.attend(query, key, value, None, near, **kwargs)[0])
         return torch.cat(outputs, dim=1), None
 
-    def attention_function(self, q: Tensor, k: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attention_function(self, q: Tensor, k: Tensor, mask) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        if isinstance(mask, Near):
+            return near_attention_forward
         if self.training and self.implementation == "sdpa" and is_short(q, k) and not is_tracing(q):
             return short_attention_forward
         return ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)

@@ -30,6 +30,8 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
+from .near import near_or_none
+
 
 # B batch, H heads, T queries (target), S keys (source)
 
@@ -146,6 +148,8 @@ def visible_keys(mask: Tensor, batch: int) -> Tensor:
 
 def encoder_mask(config, x: Tensor, attention_mask: Tensor | None):
     """Everybody sees every token that is not padding, within the window if there is one."""
+    if (near := near_or_none(config, x, attention_mask, is_causal=False)) is not None:
+        return near
     length, window = x.shape[1], config.attention_window
     if attention_mask is not None and attention_mask.dim() > 2:
         near = None if window is None else window_mask(length, window=window, device=x.device)
@@ -158,6 +162,9 @@ def encoder_mask(config, x: Tensor, attention_mask: Tensor | None):
 
 def decoder_mask(config, x: Tensor, attention_mask: Tensor | None, past_key_values, position_ids: Tensor | None):
     """Nobody sees the future, nor padding, nor what lies outside the window."""
+    maybe_packed = position_ids is not None  # transformers takes a jump in them for the beginning of another text
+    if (near := near_or_none(config, x, attention_mask, is_causal=True, past=past_key_values, packed=maybe_packed)) is not None:
+        return near
     length, window = x.shape[1], config.attention_window
     if attention_mask is not None and attention_mask.dim() > 2:
         num_keys = attention_mask.shape[-1]
