@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := modeling configuration training benchmarks hub_card scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance benchmark clean
+.PHONY: quickstart test coverage test-slow check format conformance benchmark results results-smoke clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -43,6 +43,14 @@ conformance: $(READY)
 benchmark: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
 	$(BIN)/glassformer benchmark $(WHAT)
+
+# One recipe from nothing, all its seeds and its baseline; GLASSFORMER_DATA names the folder of the corpora
+results: $(READY)
+	@test -n "$(RECIPE)" || { echo "usage: make results RECIPE=NAME, one of those that \`glassformer recipes\` lists"; exit 2; }
+	$(BIN)/python scripts/results.py $(RECIPE)
+
+results-smoke: $(READY)
+	$(BIN)/python scripts/results.py --smoke
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

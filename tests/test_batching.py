@@ -148,6 +148,20 @@ def test_the_first_cut_falls_at_any_place():
     assert Blocks(np.array([30, 40]), 5).row_lengths.tolist() == [5] * 14
 
 
+@pytest.mark.parametrize("overlap", [1, 7, 15])
+def test_rows_that_overlap_show_the_end_of_the_row_before_and_every_token_once_as_new(overlap):
+    lengths = text_lengths(40)
+    blocks = Blocks(lengths, 16, overlap=overlap)
+    rows = [[(d, place) for d, start, end in blocks[n] for place in range(start, end)] for n in range(len(blocks))]
+    assert list(map(len, rows)) == blocks.row_lengths.tolist() and max(map(len, rows)) <= 16
+    new = [row[blocks.context(number) :] for number, row in enumerate(rows)]
+    assert list(chain(*new)) == [(document, place) for document in range(40) for place in range(lengths[document])]
+    seen = list(chain(*new))
+    for number, row in enumerate(rows[1:], 1):
+        end = sum(map(len, new[:number]))
+        assert row[:overlap] == seen[end - overlap : end]
+
+
 def test_packed_rows_are_the_tokens_of_their_documents():
     rows = raw_rows()
     table = encode(rows).select(range(COUNT - 1, -1, -1))  # an order that is not the stored one

@@ -156,10 +156,41 @@ def test_packed_rows_have_one_loss_whatever_the_batches(tasks, name):
     task = tasks(name)
     model = build_model(task).eval()
     few, many = (
-        evaluate_loss(model, task.objective, task.encoded["validation"], tokens, ["token_accuracy"], 16, ALONE)
-        for tokens in (16, 10_000)
+        evaluate_loss(model, task.objective, task.encoded["validation"], options, ["token_accuracy"], 16, ALONE)[0]
+        for options in (Evaluation(tokens=16), Evaluation(tokens=10_000))
     )
     assert few == pytest.approx(many, rel=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [1, 10, 15])
+def test_every_token_of_packed_documents_is_predicted_once_with_as_much_context_as_asked(tasks, overlap):
+    """By hand: a row of 16 tokens starts every 16 - overlap tokens, and what an earlier row has predicted does not count."""
+    task = tasks("causal_lm")
+    model, encoded = build_model(task).eval(), task.encoded["validation"]
+    text = [token for ids in encoded["input_ids"] for token in ids]
+    one = Dataset.from_dict({"input_ids": [text], "length": [len(text)]})
+    losses, start = {}, 0
+    while max(losses, default=0) < len(text) - 1:
+        row = torch.tensor([text[start : start + 16]])
+        with torch.no_grad():
+            found = F.cross_entropy(model(row).logits[0, :-1], row[0, 1:], reduction="none").tolist()
+        losses = {**{start + 1 + place: loss for place, loss in enumerate(found)}, **losses}
+        start += 16 - overlap
+    assert sorted(losses) == list(range(1, len(text)))
+    results, total = evaluate_loss(model, task.objective, one, Evaluation(overlap=overlap), ["loss"], 16, ALONE)
+    assert total == pytest.approx(sum(losses.values()), rel=1e-5)
+    assert results["loss"] == pytest.approx(total / (len(text) - 1), rel=1e-6)
+
+
+def test_word_perplexity_counts_words_and_line_ends(tasks):
+    task = tasks("causal_lm")
+    task.rows = {"validation": Dataset.from_list([{"text": " = title = \n \n two words \n"}, {"text": "one"}])}
+    task.encoded = {"validation": Dataset.from_dict({"input_ids": [[1, 5, 6, 7], [1, 8]], "length": [4, 2]})}
+    results, _ = evaluate(task, rows=2, metrics=["loss", "word_perplexity"])
+    words = 3 + 2 + 3 + 1 + 1  # the end of the second text counts, as it has no line end of its own
+    assert results["word_perplexity"] == pytest.approx(math.exp(results["loss"] * 4 / words), rel=1e-6)
+    with pytest.raises(RecipeError, match="word_perplexity cannot judge"):
+        evaluate(tasks("masked_lm"), metrics=["word_perplexity"])
 
 
 def test_rows_without_labels_are_refused(tasks):
@@ -312,7 +343,7 @@ def test_an_objective_can_be_judged_by_every_metric_that_suits_it(tasks, name):
 
 REFUSALS = {
     ("seq2seq", "blue"): "There is no metric 'blue': did you mean bleu",
-    ("causal_lm", "bleu"): "bleu cannot judge this objective: choose from loss, perplexity, token_accuracy",
+    ("causal_lm", "bleu"): "bleu cannot judge this objective: choose from loss, perplexity, word_perplexity, token_accuracy",
     ("class", "bleu"): "bleu cannot judge this objective: choose from loss, perplexity, accuracy, f1, matthews",
     ("class", "token_accuracy"): "token_accuracy cannot judge this objective",
     ("number", "accuracy"): "accuracy cannot judge this objective: choose from loss, perplexity, mse, pearson",

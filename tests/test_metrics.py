@@ -1,9 +1,13 @@
 """Metrics: worked out by hand, or equal to the package whose name they carry; without network, files or surprises."""
 
+import gzip
+import json
 import math
 import multiprocessing
+import os
 import socket
 import sys
+from pathlib import Path
 
 import evaluate
 import numpy
@@ -28,6 +32,7 @@ EXAMPLES = {
     "seqeval": ([["B-PER", "O"], ["B-LOC"]], [["B-PER", "O"], ["O"]]),
     "exact_match": (["one", "two "], ["one", "three"]),
     "bleu": (["the cat sat on the mat"], ["the cat sat on a mat"]),
+    "moses_bleu": (["the cat sat on the mat"], ["the cat sat on a mat"]),
     "chrf": (["the cat sat on the mat"], ["the cat sat on a mat"]),
     "rouge": (["the cat sat on the mat"], ["the cat sat on a mat"]),
     "squad": (["the cat", "a dog"], ["cat", "dogs"]),
@@ -348,12 +353,25 @@ def test_squad_scores_by_the_rules_of_its_official_script(prediction, references
     assert score("squad", [prediction], [references]) == pytest.approx({"exact_match": exact, "f1": f1})
 
 
+def test_moses_bleu_cuts_words_as_the_published_corpus_was_cut():
+    folder = os.environ.get("GLASSFORMER_DATA")
+    if not folder:
+        pytest.skip("GLASSFORMER_DATA is not set: it names the folder of the corpora")
+    files = [Path(folder) / "multi30k" / name for name in ("val.jsonl.gz", "tok/val.jsonl.gz")]
+    raw, cut = ([json.loads(line)["de"] for line in gzip.decompress(file.read_bytes()).splitlines()] for file in files)
+    found = score("moses_bleu", [text.lower() for text in raw], raw, language="de")  # case does not matter
+    assert found["moses_bleu"] == pytest.approx(100)
+    moses, by_hand = score("moses_bleu", raw[1:], raw[:-1], language="de"), score("bleu", cut[1:], cut[:-1], tokenize="none")
+    assert moses["moses_bleu"] == pytest.approx(by_hand["bleu"], abs=0.01)
+    assert "tok:none" in moses["moses_bleu_signature"]
+
+
 # Better and worse
 
 
 def test_every_key_of_every_metric_has_a_direction():
-    assert {key for measure in METRICS.values() for key in measure.keys} | {"loss"} == {*DIRECTION}
-    assert {key for key in DIRECTION if not greater_is_better(key)} == {"loss", "perplexity", "mse"}
+    assert {key for measure in METRICS.values() for key in measure.keys} | {"loss", "word_perplexity"} == {*DIRECTION}
+    assert {key for key in DIRECTION if not greater_is_better(key)} == {"loss", "perplexity", "word_perplexity", "mse"}
 
 
 @pytest.mark.parametrize("prefix", ["", "eval_", "test/", "valid/newstest2014_"])

@@ -225,7 +225,7 @@ WRONG_TYPES = {
     "data.files.train=5": "data.files.train=5 is of type int: give a value of type list.",
     "data.columns=[a]": "data.columns=['a'] is of type list: give a value of type dict.",
     "model=tiny": "model='tiny' is of type str: give a value of type dict.",
-    "data.columns.source=[a]": "data.columns.source=['a'] is of type list: give a value of type str, in quotes.",
+    "data.columns.source={a: b}": "data.columns.source={'a': 'b'} is of type dict: give a value of type list.",
     "objective.name=seq2sec": "objective.name='seq2sec' is unknown: did you mean 'seq2seq'?",
     "optimizer.name=5": "optimizer.name=5 is unknown: choose one of adamw, adafactor, muon, lamb, sophia.",
     "training.precision=bf17": "training.precision='bf17' is unknown: did you mean 'bf16'?",

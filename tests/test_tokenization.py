@@ -53,6 +53,21 @@ def test_pieces_give_back_the_text_up_to_white_space(tokenizers, kind):
         assert tokenizers[kind].decode(ids, skip_special_tokens=True) == " ".join(text.split())
 
 
+def test_lines_are_given_back_up_to_other_white_space(tokenizers):
+    for text in ["glas\nfür\n\nbaba ré-ñu!", " Ton! \n glas \n"]:
+        expected = "\n".join(" ".join(line.split()) for line in text.split("\n"))
+        ids = tokenizers["bpe_lines"](text)["input_ids"]
+        assert tokenizers["bpe_lines"].decode(ids, skip_special_tokens=True) == expected
+        assert sum("\n" in token for token in tokenizers["bpe_lines"].convert_ids_to_tokens(ids)) == text.count("\n")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_no_piece_joins_a_word_and_punctuation(kind):
+    tokenizer = train(kind, 60, ["glas, glas. (glas) ton: ton, ton."] * 50)
+    joined = [token for token in tokenizer.get_vocab() if token not in SPECIAL and re.search(r"\w[,.:()]|[,.:()]\w", token)]
+    assert joined == []
+
+
 def test_characters_give_back_the_text(tokenizers):
     tokenizer = tokenizers["char"]
     ids = tokenizer(TEXT)["input_ids"]
@@ -207,6 +222,7 @@ def test_the_smallest_size_in_the_message_works_and_one_less_does_not(kind):
     words = set(" ".join(make_texts()).split()) | set(",!()-")
     within = {character for word in words for character in re.split(r"\W", word)[0][1:]}
     smallest = 5 + {
+        "bpe_lines": len(characters - {" "} | {"▁"}),
         "byte_bpe": 256,
         "char": len(characters),
         "word": 1,

@@ -75,12 +75,14 @@ def _cut(order: np.ndarray, lengths: np.ndarray, batching: Batching) -> list[np.
 class Blocks:
     """Documents laid end to end and cut into rows of `size` tokens: every token once, no padding but in the first and last row.
 
-    With `rng`, documents come in random order and the first cut falls at a random place.
+    With `rng`, documents come in random order and the first cut falls at a random place. With an `overlap`, a row shows the
+    last tokens of the row before once more, as context of what is new.
     """
 
     lengths: np.ndarray
     size: int
     rng: np.random.Generator | None = None
+    overlap: int = 0
 
     def __post_init__(self):
         count = len(self.lengths)
@@ -88,14 +90,14 @@ class Blocks:
         self.ends = np.cumsum(self.lengths[self.order])
         total = int(self.ends[-1]) if count else 0
         first = self.size if self.rng is None else int(self.rng.integers(1, self.size + 1))
-        self.cuts = np.unique([0, *range(first, total, self.size), total])
+        self.cuts = np.unique([0, *range(first, total, self.size - self.overlap), total])
 
     def __len__(self) -> int:
         return len(self.cuts) - 1
 
     def __getitem__(self, block: int) -> list[tuple[int, int, int]]:
         """The parts of a row: (document, first token, token after the last)."""
-        start, end = int(self.cuts[block]), int(self.cuts[block + 1])
+        start, end = int(self.cuts[block]) - self.context(block), int(self.cuts[block + 1])
         parts = []
         place = int(np.searchsorted(self.ends, start, side="right"))
         while start < end:
@@ -105,9 +107,13 @@ class Blocks:
             start, place = stop, place + 1
         return parts
 
+    def context(self, block: int) -> int:
+        """Tokens at the beginning of a row that the row before has too."""
+        return self.overlap if block else 0
+
     @property
     def row_lengths(self) -> np.ndarray:
-        return np.diff(self.cuts)
+        return np.diff(self.cuts) + self.overlap * (np.arange(len(self)) > 0)
 
 
 # Sources: an epoch is one window of a table that is at hand, or many windows of a stream
@@ -123,10 +129,23 @@ class Window:
 
 
 class TableSource:
-    """Encoded rows, all at hand. `block_size` packs the documents of a language model into rows of that many tokens."""
+    """Encoded rows, all at hand. `block_size` packs the documents of a language model into rows of that many tokens.
 
-    def __init__(self, rows: Dataset, batching: Batching, seed: int, block_size: int | None = None, shuffle: bool = True):
+    `vary` gives columns of the rows as they are in one epoch only.
+    """
+
+    def __init__(
+        self,
+        rows: Dataset,
+        batching: Batching,
+        seed: int,
+        block_size: int | None = None,
+        shuffle: bool = True,
+        overlap: int = 0,
+        vary: Callable[[np.random.Generator], dict[str, list]] | None = None,
+    ):
         self.rows, self.batching, self.seed, self.block_size, self.shuffle = rows, batching, seed, block_size, shuffle
+        self.overlap, self.vary = overlap, vary
         self.lengths = np.asarray(rows.with_format("numpy")["length"][:], dtype=np.int64)
         names = [name for name in ("input_ids", "words") if name in rows.column_names]
         self.columns = {} if block_size is None else {name: TokenColumn(rows, name) for name in names}
@@ -135,14 +154,24 @@ class TableSource:
         rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
         if self.block_size is None:
             return None, plan_batches(self.lengths, self.batching, rng)
-        blocks = Blocks(self.lengths, self.block_size, rng)
+        blocks = Blocks(self.lengths, self.block_size, rng, self.overlap)
         return blocks, plan_batches(blocks.row_lengths, self.batching, rng)
 
     def windows(self, epoch: int, state: dict[str, Any] | None = None) -> Iterator[Window]:
         seed = seed_for(self.seed, epoch)
+        if self.vary is not None:
+            yield self._varied(epoch, seed)
+            return
         blocks, plan = self.plan(epoch)
         examples = RowExamples(self.rows, seed) if blocks is None else PackedExamples(self.columns, blocks, seed)
         yield Window(None, examples, plan)
+
+    def _varied(self, epoch: int, seed: int) -> Window:
+        assert self.vary is not None
+        columns = self.vary(np.random.default_rng([seed, 1]))
+        lengths = np.max([[len(ids) for ids in column] for column in columns.values()], axis=0)
+        rng = np.random.default_rng([self.seed, epoch])
+        return Window(None, RowExamples(self.rows, seed, columns), plan_batches(lengths, self.batching, rng))
 
     def num_batches(self, epoch: int) -> int:
         return len(self.plan(epoch)[1])
@@ -180,13 +209,16 @@ class StreamSource:
 
 
 class RowExamples:
-    """Encoded rows by number, each with a seed of its own for whatever noise the objective adds."""
+    """Encoded rows by number, each with a seed of its own for whatever noise the objective adds.
 
-    def __init__(self, rows: Dataset, seed: int):
-        self.rows, self.seed = rows, seed
+    `others` are columns in the place of those of the rows.
+    """
+
+    def __init__(self, rows: Dataset, seed: int, others: dict[str, list] | None = None):
+        self.rows, self.seed, self.others = rows, seed, others or {}
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        columns = self.rows[numbers]
+        columns = self.rows[numbers] | {name: [column[number] for number in numbers] for name, column in self.others.items()}
         features = [dict(zip(columns, values)) for values in zip(*columns.values())]
         return [{**feature, "seed": (self.seed, number)} for feature, number in zip(features, numbers)]
 
@@ -203,7 +235,8 @@ class PackedExamples:
     def row(self, number: int) -> dict[str, Any]:
         parts = self.blocks[number]
         documents = [self.columns["input_ids"].slice(*part) for part in parts]
-        feature: dict[str, Any] = {"documents": documents, "seed": (self.seed, number)}
+        context = self.blocks.context(number)
+        feature: dict[str, Any] = {"documents": documents, "seed": (self.seed, number), "context": context}
         if "words" in self.columns:
             feature["words"] = np.concatenate([self.columns["words"].slice(*part) for part in parts])
         return feature

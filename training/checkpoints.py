@@ -239,7 +239,10 @@ def write_json(file: Path, content: Any) -> None:
 # The folder of a run
 
 # What may differ between a run and its continuation without changing what is learnt.
-FREE = ("description", "output", "resume", "logging", "checkpoints.keep", "training.minutes", "batching.workers", "name")
+FREE = (
+    "description", "output", "resume", "logging", "checkpoints.keep", "training.minutes", "batching.workers", "name",
+    "reference", "evaluation.samples",
+)  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import datasets
 import pyarrow as pa
+import pyarrow.parquet
 from datasets import Dataset, IterableDataset, ReadInstruction
 
 from . import corpora
@@ -49,13 +50,26 @@ class DataError(ValueError):
     """Rows that cannot be used; the message says why and what to do."""
 
 
-def load_rows(data: Data, roles: dict[str, bool], seed: int = 0) -> dict[str, Rows]:
-    """The rows of every split that there is, with one column a role. `roles` says which ones a row cannot do without."""
+def load_rows(data: Data, roles: dict[str, bool], seed: int = 0, share: float = 1.0) -> dict[str, Rows]:
+    """The rows of every split that there is, or a share of them, with one column a role.
+
+    `roles` says which ones a row cannot do without.
+    """
     splits = _load_splits(data, seed)
     if "train" not in splits:
         raise DataError("The data has no training split: name it with data.splits.train.")
     whole = {split: rows if split == "train" else _read_whole(rows, split) for split, rows in splits.items()}
-    return {split: _with_roles(rows, split, data, roles) for split, rows in whole.items()}
+    complete = {split: _with_roles(rows, split, data, roles) for split, rows in whole.items()}
+    return complete if share == 1 else {split: _share_of(rows, share) for split, rows in complete.items()}
+
+
+def _share_of(rows: Rows, share: float) -> Rows:
+    """The first rows, at least 8; where a single one holds all the text, the beginning of that. A stream is left as it is."""
+    if isinstance(rows, IterableDataset):
+        return rows
+    if (text := single_text(rows)) is not None:
+        return one_row(text[: math.ceil(len(text) * share)])
+    return rows.take(min(len(rows), max(8, math.ceil(len(rows) * share))))
 
 
 def load_split(data: Data, roles: dict[str, bool], source: str | None, split: str, seed: int = 0) -> Rows:
@@ -141,16 +155,23 @@ def _load_files(data: Data) -> dict[str, Rows]:
         for path in every_path:
             check_text_file(path, data.encoding, kind)
     builder = "csv" if kind == "tsv" else kind
-    try:
-        return datasets.load_dataset(builder, data_files=paths, streaming=data.streaming, **_reading_options(kind, data))
-    except Exception as error:
-        raise DataError(f"{', '.join(every_path)} cannot be read as {kind}: {_one_line(error)}.") from error
+    loaded = {}
+    for split, several in paths.items():  # one by one: they may differ in their columns
+        try:
+            options = {"streaming": data.streaming, **_reading_options(kind, several, data)}
+            loaded[split] = datasets.load_dataset(builder, data_files={split: several}, split=split, **options)
+        except Exception as error:
+            raise DataError(f"{', '.join(several)} cannot be read as {kind}: {_one_line(error)}.") from error
+    return loaded
 
 
-def _reading_options(kind: str, data: Data) -> dict[str, Any]:
+def _reading_options(kind: str, paths: list[str], data: Data) -> dict[str, Any]:
     """What the reader of a format is told."""
+    if kind == "parquet" and len(paths) > 1:  # what all of them have
+        columns = [pyarrow.parquet.read_schema(path).names for path in paths]
+        return {"columns": [name for name in columns[0] if all(name in others for others in columns)]}
     if kind in ("csv", "tsv"):  # where texts are texts, 007 and NA among them
-        texts = dict.fromkeys([data.columns.get(role, role) for role in TEXTS], str)
+        texts = dict.fromkeys([name for role in TEXTS for name in _names(data, role)], str)
         separator = "\t" if kind == "tsv" else ","
         return {"encoding": data.encoding, "sep": separator, "keep_default_na": False, "converters": texts}
     if kind == "text":
@@ -230,19 +251,30 @@ def _pick_splits(loaded: Any, data: Data) -> dict[str, Rows]:
 
 
 def _slice(loaded: Any, name: str) -> Rows:
-    """`train`, or a part of it such as `train[:90%]`."""
+    """`train`, or a part of it such as `train[:90%]`: rows, or characters where a single row holds all the text."""
     whole = loaded[name.partition("[")[0]]
     if "[" not in name:
         return whole
     if isinstance(whole, IterableDataset):
         raise DataError(f"{name} cannot be cut from a stream: set data.streaming=false, or name a whole split.")
+    text = single_text(whole)
+    size, unit = (len(whole), "rows") if text is None else (len(text), "characters")
     try:
-        [part] = ReadInstruction.from_spec(name).to_absolute({name.partition("[")[0]: len(whole)})
+        [part] = ReadInstruction.from_spec(name).to_absolute({name.partition("[")[0]: size})
     except ValueError:
         raise DataError(f"{name!r} is no slice of a split: write train[:90%] or train[1000:].") from None
     if part.from_ >= part.to:
-        raise DataError(f"{name} holds no rows: the whole split has {len(whole)}.")
-    return whole.select(range(part.from_, part.to))
+        raise DataError(f"{name} holds no {unit}: the whole split has {size}.")
+    return whole.select(range(part.from_, part.to)) if text is None else one_row(text[part.from_ : part.to])
+
+
+def single_text(rows: Dataset) -> str | None:
+    """The text of a document that is all there is."""
+    return rows[0]["text"] if len(rows) == 1 and rows.column_names == ["text"] else None
+
+
+def one_row(text: str) -> Dataset:
+    return Dataset.from_dict({"text": [text]})
 
 
 def _cut_validation(rows: Dataset, fraction: float, seed: int) -> dict[str, Rows]:
@@ -277,11 +309,11 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
     """Columns renamed to the roles that they play; the others dropped; incomplete rows refused or dropped."""
     if unknown := [role for role in data.columns if role not in roles]:
         raise DataError(f"data.columns.{unknown[0]} plays no part in this objective{nearest(unknown[0], roles)}")
-    rows = _flat(rows, data.columns.values())
+    rows = _flat(rows, [name for role in data.columns for name in _names(data, role)])
     existing = _columns(rows, split)
     wanted: dict[str, str] = {}
     for role, needed in roles.items():
-        column = data.columns.get(role, role)
+        column = next((name for name in _names(data, role) if name in existing), _names(data, role)[0])
         if column in wanted:
             raise DataError(f"{column!r} is to be {wanted[column]} and {role} at once: name another column in data.columns.")
         if column in existing:
@@ -302,6 +334,12 @@ def _with_roles(rows: Rows, split: str, data: Data, roles: dict[str, bool]) -> R
     if isinstance(rows, IterableDataset):
         return rows
     return _without_incomplete(rows, split, complete, data)
+
+
+def _names(data: Data, role: str) -> list[str]:
+    """The columns that may play this role."""
+    names = data.columns.get(role, role)
+    return [names] if isinstance(names, str) else names
 
 
 def _flat(rows: Rows, columns: Iterable[str]) -> Rows:

@@ -29,7 +29,7 @@ from .objectives import CausalLM, Objective, Seq2Seq
 from .recipe import Batching, Evaluation, RecipeError
 
 
-FROM_LOSS = ("loss", "perplexity", "token_accuracy")  # known without predicting anything
+FROM_LOSS = ("loss", "perplexity", "word_perplexity", "token_accuracy")  # known without predicting anything
 
 # What heads predict and what it is compared with, in the terms of `metrics.Measure.inputs`
 ANSWERS: dict[str, tuple[Any, Any]] = {
@@ -72,7 +72,7 @@ def check_metrics(objective: Objective, names: Sequence[str]) -> None:
 
 def suitable_metrics(objective: Objective) -> list[str]:
     if not objective.predictions_are_compared:
-        return list(FROM_LOSS)
+        return [name for name in FROM_LOSS if name != "word_perplexity" or isinstance(objective, CausalLM)]
     forms = ANSWERS[getattr(objective, "kind", objective.head)]
     return ["loss", "perplexity", *(name for name, measure in metrics.METRICS.items() if forms in measure.inputs)]
 
@@ -92,11 +92,14 @@ def evaluate_model(
     was_training = model.training
     model.eval()
     try:
-        results = evaluate_loss(model, objective, encoded, options.tokens, names, block_size, group)
+        results, total = evaluate_loss(model, objective, encoded, options, names, block_size, group)
+        if "word_perplexity" in names:
+            results["word_perplexity"] = perplexity_of(total, sum(count_words(row["text"]) for row in rows))
         predictions: list[Any] = []
         if objective.predictions_are_compared and set(names) - {"loss", "perplexity"}:
             predictions = predict_rows(model, objective, rows, options.generation, options.tokens, group)
-            results |= score(objective, names, predictions, [objective.reference(row) for row in rows])
+            references = [objective.reference(row) for row in rows]
+            results |= score(objective, names, predictions, references, options.metric_options)
     finally:
         model.train(was_training)
     return results, predictions
@@ -106,19 +109,19 @@ def evaluate_loss(
     model: PreTrainedModel,
     objective: Objective,
     encoded: Dataset,
-    tokens: int,
+    options: Evaluation,
     names: Sequence[str],
     block_size: int | None,
     group: Group,
-) -> dict[str, float]:
-    """The mean over all labels of all rows, whatever the batches."""
+) -> tuple[dict[str, float], float]:
+    """The mean over all labels of all rows, whatever the batches; and the sum."""
     from_logits = "token_accuracy" in names and not objective.predictions_are_compared
-    options = {} if from_logits else objective.loss_options
+    loss_options = {} if from_logits else objective.loss_options
     sums = np.zeros(3)  # loss, labels, right guesses
-    for tensors in evaluation_batches(objective, encoded, tokens, block_size, group):
+    for tensors in evaluation_batches(objective, encoded, options, block_size, group):
         tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
         with torch.no_grad():
-            outputs = model(**tensors, num_items_in_batch=1, use_cache=False, **options)
+            outputs = model(**tensors, num_items_in_batch=1, use_cache=False, **loss_options)
         right = right_guesses(objective, outputs.logits, tensors["labels"]) if from_logits else 0
         sums += [outputs.loss.item(), objective.num_items(tensors), right]
     total, count, right = np.sum(group.gather([sums]), axis=0).tolist()
@@ -126,19 +129,29 @@ def evaluate_loss(
         raise ValueError("The rows to evaluate on ask for no token at all: give longer texts.")
     results = {"loss": total / count}
     if "perplexity" in names:
-        results |= metrics.load("perplexity").compute(predictions=[total], references=[int(count)])
+        results["perplexity"] = perplexity_of(total, int(count))
     if from_logits:
         results["token_accuracy"] = right / count
-    return results
+    return results, total
+
+
+def perplexity_of(total: float, count: int) -> float:
+    return metrics.load("perplexity").compute(predictions=[total], references=[count])["perplexity"]
+
+
+def count_words(text: str) -> int:
+    """What lies between white space, and the end of each line, the last one included: how word-level corpora are counted."""
+    return len(text.split()) + text.count("\n") + (not text.endswith("\n"))
 
 
 def evaluation_batches(
-    objective: Objective, encoded: Dataset, tokens: int, block_size: int | None, group: Group
+    objective: Objective, encoded: Dataset, options: Evaluation, block_size: int | None, group: Group
 ) -> Iterator[dict[str, Tensor]]:
     """This process' share, longest first; noise is the same every time."""
     longest = block_size or max(encoded["length"], default=1)
-    batching = Batching(tokens=max(tokens, longest))
-    source = TableSource(encoded, batching, seed=0, block_size=block_size, shuffle=False)
+    batching = Batching(tokens=max(options.tokens, longest))
+    overlap = min(options.overlap, longest - 1) if isinstance(objective, CausalLM) else 0
+    source = TableSource(encoded, batching, seed=0, block_size=block_size, shuffle=False, overlap=overlap)
     for batches, _ in Loader(source, objective.collate, batching, group.rank, group.world).updates(Position()):
         yield from (batch.tensors for batch in batches if batch.counts)
 
@@ -174,7 +187,13 @@ def predict_rows(
     return [objective.combine(by_row[row]) for row in range(len(rows))]
 
 
-def score(objective: Objective, names: Sequence[str], predictions: list[Any], references: list[Any]) -> dict[str, Any]:
+def score(
+    objective: Objective,
+    names: Sequence[str],
+    predictions: list[Any],
+    references: list[Any],
+    options: dict[str, dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         if name in ("loss", "perplexity"):
@@ -182,7 +201,7 @@ def score(objective: Objective, names: Sequence[str], predictions: list[Any], re
         found, asked = predictions, references
         if name == "token_accuracy" and isinstance(objective, Seq2Seq):
             found, asked = ([objective.target_ids(text) for text in texts] for texts in (predictions, references))
-        results |= metrics.load(name).compute(predictions=found, references=asked)
+        results |= metrics.load(name).compute(predictions=found, references=asked, **(options or {}).get(name, {}))
     return results
 
 

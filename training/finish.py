@@ -15,15 +15,13 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-import glassformer
-
 from . import report
 from .checkpoints import CheckpointError, CheckpointFolder, LoopState, read_weights, step_of, write_json
 from .estimate import readable_time
 from .evaluation import describe, evaluate_model, evaluation_group, predict_rows
 from .optimization import average_states
 from .recipe import Recipe
-from .task import Task, build_model
+from .task import Task, build_model, head_of
 
 
 logger = logging.getLogger("glassformer")
@@ -36,7 +34,7 @@ def finish(task: Task, accelerator: Accelerator, folder: Path, checkpoints: Chec
     if accelerator.is_main_process:
         save_model(task, folder, chosen)
     accelerator.wait_for_everyone()
-    model = getattr(glassformer, task.objective.head).from_pretrained(folder).to(accelerator.device).eval()
+    model = head_of(task).from_pretrained(folder).to(accelerator.device).eval()
     results: dict[str, Any] = {}
     samples, group = None, evaluation_group(accelerator)
     for split in ("validation", "test"):

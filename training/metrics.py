@@ -335,6 +335,20 @@ def bleu(predictions: list, references: list, tokenize: str = "13a", lowercase: 
     return by_sacrebleu("bleu", BLEU(tokenize=tokenize, lowercase=lowercase), predictions, references)
 
 
+def moses_bleu(predictions: list, references: list, language: str = "en") -> Scores:
+    """BLEU as papers on small corpora report it: punctuation normalised, words cut by Moses' rules, all in lower case."""
+    from sacrebleu.metrics import BLEU
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+
+    def moses(text: str) -> str:
+        return tokenizer.tokenize(normalizer.normalize(text), return_str=True).lower()
+
+    several = [[moses(text) for text in texts] for texts in references_of(predictions, references)]
+    return by_sacrebleu("moses_bleu", BLEU(tokenize="none", force=True), [moses(text) for text in predictions], several)
+
+
 def chrf(predictions: list, references: list, lowercase: bool = False) -> Scores:
     """chrF2 of the corpus by sacrebleu, 0 to 100: the F score of character n-grams, so there is nothing to tokenize."""
     from sacrebleu.metrics import CHRF
@@ -409,6 +423,9 @@ METRICS = {
     ),
     "exact_match": Measure(exact_match, ("exact_match",), TEXTS),
     "bleu": Measure(bleu, ("bleu",), TEXTS, "Papineni et al. 2002, https://aclanthology.org/P02-1040"),
+    "moses_bleu": Measure(
+        moses_bleu, ("moses_bleu",), TEXTS, "Koehn et al. 2007, https://aclanthology.org/P07-2045", package="sacremoses"
+    ),
     "chrf": Measure(chrf, ("chrf",), TEXTS, "Popović 2015, https://aclanthology.org/W15-3049"),
     "rouge": Measure(
         rouge,
@@ -423,5 +440,5 @@ METRICS = {
 # Which way each key of the results gets better. The loss is no metric here, but checkpoints are compared by it.
 DIRECTION = {
     **{key: "greater" for measure in METRICS.values() for key in measure.keys},
-    **dict.fromkeys(("loss", "perplexity", "mse"), "smaller"),
+    **dict.fromkeys(("loss", "perplexity", "word_perplexity", "mse"), "smaller"),
 }

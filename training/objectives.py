@@ -301,7 +301,10 @@ class CausalLM(Objective):
 
     def collate(self, features: Features) -> dict[str, Tensor]:
         if "documents" in features[0]:
-            return pack([feature["documents"] for feature in features], self.pad, labelled=True)
+            tensors = pack([feature["documents"] for feature in features], self.pad, labelled=True)
+            for labels, feature in zip(tensors["labels"], features):
+                labels[: feature["context"]] = IGNORED
+            return tensors
         tensors = self.pad([feature["input_ids"] for feature in features])
         return {**tensors, "labels": tensors["input_ids"].masked_fill(~tensors["attention_mask"], IGNORED)}
 

@@ -9,6 +9,7 @@
 
 import importlib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -133,8 +134,10 @@ def spared_from_decay(model: nn.Module) -> set[str]:
 def split_for_muon(model: nn.Module) -> tuple[list[nn.Parameter], dict[str, nn.Parameter]]:
     """Matrices of the layers, and all other parameters by name."""
     spared = spared_from_decay(model)
-    inner = {name: p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name and name not in spared}
-    return list(inner.values()), {name: p for name, p in model.named_parameters() if name not in inner}
+    parameters = dict(model.named_parameters())
+    matrices = {name: p for name, p in parameters.items() if p.ndim == 2 and name not in spared}
+    inner = {name: p for name, p in matrices.items() if re.search(r"\.\d+\.", name)}  # one of several layers
+    return list(inner.values()), {name: p for name, p in parameters.items() if name not in inner}
 
 
 # Schedules

@@ -7,6 +7,7 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """What a recipe would do, before it does it: the resolved recipe, sizes, and what the run will need."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from .estimate import (
 from .evaluation import check_metrics
 from .loop import total_updates
 from .optimization import make_optimizers, make_schedule
-from .recipe import Recipe, RecipeError
+from .recipe import Recipe, RecipeError, pretraining_of, scaled
 from .task import Task, prepare
 
 
@@ -39,6 +40,15 @@ EFFICIENCY = 0.5  # share of the machine's matrix-product rate that training is 
 
 def describe_plan(recipe: Recipe) -> str:
     """Everything that `--dry-run` prints. A tokenizer is trained if need be, a model is not."""
+    if recipe.pretraining is None:
+        return describe_run(recipe)
+    first = pretraining_of(recipe)
+    second = dataclasses.replace(recipe, model={**first.model, **recipe.model})
+    return f"{describe_run(first)}\n\nAnd then, starting from that model:\n\n{describe_run(second)}"
+
+
+def describe_run(recipe: Recipe) -> str:
+    recipe = scaled(recipe)
     task = prepare(recipe)
     loader = Loader(task.source(), task.objective.collate, recipe.batching)
     batches = [batch.tensors for batches, _ in itertools.islice(loader.updates(Position()), SAMPLE) for batch in batches]
@@ -54,7 +64,7 @@ def check_run(task: Task, batches: list[dict[str, torch.Tensor]], total: int | N
     if not batches:
         raise RecipeError("The training data has no rows: nothing can be learnt from it.")
     check_metrics(task.objective, recipe.evaluation.metrics or ())
-    for optimizer in make_optimizers(empty_model(task.config, head_of(task)), recipe.optimizer, recipe.schedule):
+    for optimizer in make_optimizers(empty_model(task.config, our_head(task)), recipe.optimizer, recipe.schedule):
         make_schedule(optimizer, recipe.schedule, task.config.d_model, total)
 
 
@@ -66,14 +76,14 @@ def describe_sizes(task: Task, batches: list[dict[str, torch.Tensor]], total: in
     return [
         f"rows              {', '.join(rows)}",
         f"vocabulary        {task.config.vocab_size:,} tokens",
-        f"parameters        {parameter_count(task.config, head_of(task)):,}",
+        f"parameters        {parameter_count(task.config, our_head(task)):,}",
         f"updates           {total or 'until the time is up'}",
         f"tokens an update  {per_update:,.0f} for each process, {padding:.1%} padding",
     ]
 
 
 def describe_needs(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> list[str]:
-    recipe, head = task.recipe, head_of(task)
+    recipe, head = task.recipe, our_head(task)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     shapes = [batch_shape(task, tensors) for tensors in batches]
     memory = max(
@@ -103,7 +113,8 @@ def batch_shape(task: Task, tensors: dict[str, torch.Tensor]) -> tuple[int, ...]
     return (examples, length, tensors["labels"].shape[1]) if task.config.is_encoder_decoder else (examples, length)
 
 
-def head_of(task: Task) -> type:
+def our_head(task: Task) -> type:
+    """Also for a baseline, which is as large."""
     return getattr(glassformer, task.objective.head)
 
 

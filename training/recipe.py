@@ -10,6 +10,7 @@
 Every field that a recipe may set is here, with its default and its meaning. Unknown names and wrong types are refused at once.
 """
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -41,7 +42,8 @@ class Data:
     files: dict[str, str | list[str]] | None = None  # local files by split, instead of `source`
     splits: dict[str, str | None] = field(default_factory=dict)  # our split: its name there, or a slice: train[:90%]; null: none
     validation_fraction: float = 0.0  # cut from the training rows when there is no validation split
-    columns: dict[str, str] = field(default_factory=dict)  # role: column, where the two differ; translation.de reaches inside one
+    columns: dict[str, str | list[str]] = field(default_factory=dict)
+    # role: column, where the two differ; translation.de reaches inside one; of several names, the first that a split has
     labels: list[str] | None = None  # names of classes, in order; found in the training rows if not given
     size: int | None = None  # training rows to generate for a builtin corpus, or to take from another one
     streaming: bool = False  # read rows while training instead of before
@@ -57,11 +59,12 @@ class Data:
 @dataclass
 class Tokenizer:
     path: str | None = None  # a folder or Hub id to load; without it one is trained on the training rows
-    kind: Literal["bpe", "wordpiece", "unigram", "byte_bpe", "char", "word"] = "bpe"
+    kind: Literal["bpe", "bpe_lines", "wordpiece", "unigram", "byte_bpe", "char", "word"] = "bpe"
     vocab_size: int = 8000
     joint: bool = True  # one vocabulary for source and target; False trains one for each
     lowercase: bool = False
     min_frequency: int = 2
+    dropout: float = 0.0  # BPE-dropout: share of merges left out while training, so that a word is not always cut the same way
     sentinels: int = 100  # for span corruption alone
 
 
@@ -127,9 +130,11 @@ class Training:
 class Evaluation:
     every: int | None = None  # updates; once an epoch if not given
     metrics: list[str] | None = None  # the objective's own if not given
+    metric_options: dict[str, dict[str, Any]] = field(default_factory=dict)  # metric: what it is to be told, such as a language
     best: str | None = None  # the metric that chooses the best checkpoint; the objective's first if not given
     limit: int | None = None  # rows to evaluate on while training; the end of the run takes all
     tokens: int = 8192  # budget of a batch
+    overlap: int = 1  # tokens that a packed row of a language model shows again, as context; with 1, each token is predicted once
     generation: dict[str, Any] = field(default_factory=dict)  # what `generate` is given: num_beams, max_new_tokens, ...
     samples: int = 10  # predictions to write down
 
@@ -150,10 +155,26 @@ class Logging:
 
 
 @dataclass
+class Reference:
+    """What is known about the result, for those who repeat it; nothing of it changes the run."""
+
+    result: str | None = None  # which one counts, such as test.accuracy
+    goal: float | None = None  # what it is to reach
+    seeds: int = 1  # runs that the published figure is a mean of
+    baseline: Literal["marian", "gpt2", "bert"] | None = None  # which model of transformers it is compared with
+    protocol: str = ""  # how it is measured
+    published: list[str] = field(default_factory=list)  # figures of others, each with its source
+    did_not_help: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Recipe:
     name: str = ""  # the file's name if not given
     description: str = ""
     seed: int = 0
+    scale: float = 1.0  # below 1: so small a part of rows, updates and intervals, to try a recipe out
+    baseline: Literal["marian", "gpt2", "bert"] | None = None  # transformers' model of the same size in the place of ours
+    pretraining: str | None = None  # a recipe to run first, in OUTPUT-pretraining, whose model this one starts from
     output: str | None = None  # runs/NAME if not given
     resume: Literal["auto", "never"] = "auto"
     data: Data = field(default_factory=Data)
@@ -167,6 +188,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     logging: Logging = field(default_factory=Logging)
+    reference: Reference = field(default_factory=Reference)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -254,6 +276,33 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
     return recipe
 
 
+SCALED = (
+    "data.size", "schedule.warmup_steps", "schedule.decay_steps", "training.steps", "evaluation.every", "checkpoints.every",
+    "logging.every",
+)  # fmt: skip
+
+
+def scaled(recipe: Recipe) -> Recipe:
+    """`recipe.scale` carried out on everything but the rows, of which their loader takes a part."""
+    small = copy.deepcopy(recipe)
+    for key in SCALED:
+        section, name = key.split(".")
+        if value := getattr(getattr(small, section), name):
+            setattr(getattr(small, section), name, max(1, round(value * recipe.scale)))
+    return small
+
+
+def pretraining_of(recipe: Recipe) -> Recipe:
+    """The recipe that comes before this one."""
+    assert recipe.pretraining is not None
+    first = load_recipe(recipe.pretraining, [f"seed={recipe.seed}", f"scale={recipe.scale}"])
+    return dataclasses.replace(first, output=f"{recipe.folder}-pretraining", resume=recipe.resume)
+
+
+def starting_from(folder: Path, recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, model={**recipe.model, "path": str(folder)})
+
+
 def nearest(name: str, valid: typing.Iterable[str]) -> str:
     """The end of a sentence about a wrong name."""
     valid = list(valid)
@@ -315,19 +364,22 @@ def _parse_section(kind: Any, value: Any, key: str) -> Any:
 
 # Checks that span fields
 
+BASELINES = {"marian": "seq2seq", "gpt2": "causal_lm", "bert": "sequence_classification"}
+
 
 POSITIVE = (
     "data.size", "data.window", "data.max_length", "tokenizer.vocab_size", "tokenizer.min_frequency", "objective.rate",
     "objective.mean_length", "batching.tokens", "batching.examples", "batching.accumulation", "optimizer.lr", "optimizer.eps",
     "optimizer.clip_norm", "schedule.decay_steps", "schedule.power", "training.steps", "training.epochs", "training.minutes",
     "training.patience", "evaluation.every", "evaluation.limit", "evaluation.tokens", "checkpoints.every", "checkpoints.keep",
-    "checkpoints.average", "logging.every",
+    "checkpoints.average", "logging.every", "evaluation.overlap", "reference.seeds", "reference.goal",
 )  # fmt: skip
-FRACTIONS = ("data.validation_fraction", "objective.rate", "training.ema", "schedule.final_ratio")
+FRACTIONS = ("data.validation_fraction", "tokenizer.dropout", "objective.rate", "training.ema", "schedule.final_ratio")
 NOT_NEGATIVE = (
     "seed", "data.stride", "tokenizer.sentinels", "batching.workers", "optimizer.weight_decay", "schedule.warmup_steps",
     "evaluation.samples",
 )  # fmt: skip
+CUT_ANEW = ("seq2seq", "causal_lm", "sequence_classification")  # where nothing but the text hangs on how words are cut
 LARGEST_LR = 10.0  # nothing is learnt far below this already
 
 
@@ -350,6 +402,8 @@ def _check(recipe: Recipe) -> None:
     _check_model(recipe.model)
     _check_data(recipe.data)
     _check_run(recipe)
+    if not 0 < recipe.scale <= 1:
+        raise RecipeError(f"scale={recipe.scale:g} is not in (0, 1]: 0.01 takes a hundredth of rows and updates.")
 
 
 def _check_name(recipe: Recipe) -> None:
@@ -390,6 +444,14 @@ def _check_run(recipe: Recipe) -> None:
         raise RecipeError("The size of a batch is given once: set batching.tokens or batching.examples.")
     if batching.packing and recipe.objective.name not in ("causal_lm", "masked_lm"):
         raise RecipeError(f"batching.packing fills rows for causal_lm and masked_lm, not for {recipe.objective.name}: drop it.")
+    if recipe.baseline and BASELINES[recipe.baseline] != recipe.objective.name:
+        raise RecipeError(f"baseline={recipe.baseline} is a model for {BASELINES[recipe.baseline]}, not {recipe.objective.name}.")
+    if recipe.baseline and (recipe.pretraining or recipe.model.get("path")):
+        raise RecipeError("A baseline is trained from scratch: drop pretraining and model.path.")
+    if recipe.tokenizer.dropout and (batching.packing or recipe.objective.name not in CUT_ANEW):
+        raise RecipeError(f"tokenizer.dropout is for {', '.join(CUT_ANEW)} without packing: drop it.")
+    if recipe.tokenizer.dropout and (recipe.data.streaming or training.steps is None):
+        raise RecipeError("tokenizer.dropout makes other batches of a table in every epoch: set training.steps, no streaming.")
     if recipe.objective.name == "prefix_lm" and recipe.model.get("attention_window"):
         raise RecipeError("prefix_lm sees its prefix whole: drop model.attention_window.")
     if training.steps is None and training.epochs is None and training.minutes is None:

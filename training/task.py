@@ -10,11 +10,12 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute
 import torch
 from datasets import ClassLabel, Dataset, IterableDataset, List, Value
@@ -27,8 +28,9 @@ from . import recipe as recipes
 from .batching import StreamSource, TableSource
 from .checkpoints import write_whole
 from .data import DataError, Rows, default_cache, encode_rows, fingerprint, is_complete, load_rows
-from .objectives import OBJECTIVES, CausalLM, Labelled, Objective
+from .objectives import OBJECTIVES, CausalLM, Labelled, Objective, cut
 from .recipe import Recipe, RecipeError, expand_path
+from .subwords import BPEDropout, CutAnew
 from .tokenization import special_ids, train_tokenizer
 
 
@@ -61,10 +63,23 @@ class Task:
         """Where training batches come from."""
         recipe = self.recipe
         if not recipe.data.streaming:
-            return TableSource(self.encoded["train"], recipe.batching, recipe.seed, self.block_size)
+            vary = self._cut_anew() if recipe.tokenizer.dropout else None
+            return TableSource(self.encoded["train"], recipe.batching, recipe.seed, self.block_size, vary=vary)
         return StreamSource(
             self.rows["train"], self._encode_window, recipe.batching, recipe.seed, recipe.data.window, self.block_size
         )
+
+    def _cut_anew(self) -> Callable[[np.random.Generator], dict[str, list[np.ndarray]]]:
+        """The texts of the training rows with their words in other pieces each time (BPE-dropout)."""
+        rows, options = self.encoded["train"], self.recipe.tokenizer
+        tokenizers = {"input_ids": self.tokenizer, "labels": self.target_tokenizer or self.tokenizer}
+        texts = {
+            name: CutAnew(rows[name], BPEDropout(tokenizer, options.dropout, self.recipe.seed))
+            for name, tokenizer in tokenizers.items()
+            if name in rows.column_names
+        }
+        limit = self.objective.max_length
+        return lambda rng: {name: [cut(ids.tolist(), limit) for ids in several(rng)] for name, several in texts.items()}
 
     def _encode_window(self, rows: list[dict[str, Any]], first: int) -> Dataset:
         data = data_of(self.recipe)
@@ -82,7 +97,7 @@ class Task:
 def prepare(recipe: Recipe, folder: Path | None = None) -> Task:
     """`folder` is where a trained tokenizer is kept, and found again by a run that goes on."""
     kind, data = OBJECTIVES[recipe.objective.name], data_of(recipe)
-    rows = load_rows(data, kind.roles, recipe.seed)
+    rows = load_rows(data, kind.roles, recipe.seed, recipe.scale)
     labels = find_labels(rows["train"], recipe)
     tokenizer, target_tokenizer = make_tokenizers(recipe, kind, rows["train"], folder)
     config = make_config(recipe, kind, tokenizer, target_tokenizer)
@@ -227,7 +242,7 @@ def train_tokenizers(recipe: Recipe, folder: Path) -> dict[Path, PreTrainedToken
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise RecipeError(f"{folder} is not an empty folder: name another one.")
     kind = OBJECTIVES[recipe.objective.name]
-    rows = load_rows(data_of(recipe), kind.roles, recipe.seed)["train"]
+    rows = load_rows(data_of(recipe), kind.roles, recipe.seed, recipe.scale)["train"]
     tokenizer, target_tokenizer = make_tokenizers(recipe, kind, rows, None)
     tokenizer.save_pretrained(folder)
     if target_tokenizer is None:
@@ -308,15 +323,25 @@ def _in_shape(config: GlassformerConfig, kind: type[Objective], given: dict[str,
     return GlassformerConfig.from_dict(config.to_dict() | {other: 0, "pooling": None})
 
 
+def head_of(task: Task) -> Any:
+    """The class of the model: ours, unless the recipe asks for a baseline."""
+    if task.recipe.baseline is not None:
+        from glassformer.benchmarks.baselines import BASELINES
+
+        return BASELINES[task.recipe.baseline]
+    return getattr(glassformer, task.objective.head)
+
+
 def build_model(task: Task, checkpoint: Path | None = None) -> PreTrainedModel:
     """From a checkpoint of this run, from the weights that the recipe starts from, or from scratch."""
-    head = getattr(glassformer, task.objective.head)
+    head = head_of(task)
+    config = task.config if task.recipe.baseline is None else head.config_like(task.config)
     start = checkpoint or task.recipe.model.get("path")
     if start:
-        model = head.from_pretrained(expand_path(str(start)), config=task.config, dtype=torch.float32)
+        model = head.from_pretrained(expand_path(str(start)), config=config, dtype=torch.float32)
     else:
         torch.manual_seed(task.recipe.seed)
-        model = head(task.config)
+        model = head(config)
     if model.can_generate():
         model.generation_config = generation_config(task)
     return model

@@ -10,6 +10,8 @@
 The kinds differ in how they cut a text, in what they learn and in what they give back:
 
     bpe, unigram     pieces of words, where ▁ stands for the space before a word; exact up to the amount of white space
+    bpe_lines        the same, but the end of a line is a token, and punctuation is part of the word that it is written with:
+                     for language models of documents whose words have been set apart already
     byte_bpe         pieces of words in bytes; exact for any text there is, seen in training or not
     wordpiece, word  pieces of words, or words, with punctuation apart; given back with a space between words
     char             characters, spaces among them; exact
@@ -255,9 +257,20 @@ class Kind:
     learn: Callable[[Lesson], models.Model]
 
 
-SPACED = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+WORDS = r"▁?\p{P}|▁?[^\p{P}▁]+|▁"  # a mark of punctuation is a word, so that no piece of a word ends with one
+SPACED = pre_tokenizers.Sequence(
+    [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split(Regex(WORDS), "isolated")]
+)
+LINES = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed"), pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Metaspace()]
+)
 KINDS = {
     "bpe": Kind(SPACED, decoders.Metaspace(), learn_bpe),
+    "bpe_lines": Kind(
+        LINES,
+        decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Replace(Regex(" ?\n ?"), "\n")]),
+        learn_bpe,
+    ),
     "unigram": Kind(SPACED, decoders.Metaspace(), learn_unigram),
     "byte_bpe": Kind(pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), learn_bpe),
     "wordpiece": Kind(pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(WITHIN, cleanup=False), learn_wordpiece),
