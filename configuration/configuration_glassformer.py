@@ -55,7 +55,7 @@ POSITIVE = (
     "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
-PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "layer_drop", "label_smoothing")
+PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "token_dropout", "layer_drop", "label_smoothing")
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
 DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads, never passed
 ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
@@ -171,6 +171,7 @@ class GlassformerConfig(PreTrainedConfig):
     dropout: float | int = 0.1  # on embeddings and on the output of every sub-layer
     attention_dropout: float | int = 0.0  # on attention weights
     activation_dropout: float | int = 0.0  # inside the feed-forward network
+    token_dropout: float | int = 0.0  # on the embeddings of whole tokens
     layer_drop: float | int = 0.0  # stochastic depth: the chance that an example skips a layer while training
     label_smoothing: float | int = 0.0  # while training only
 

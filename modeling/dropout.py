@@ -31,3 +31,13 @@ class Dropout(nn.Dropout):
         numbers = torch.empty(-(-x.numel() // COINS), dtype=torch.int64, device=x.device).random_(-(2**63), None)
         coins = numbers.view(torch.int16)[: x.numel()].view(x.shape)
         return (x * (coins >= dropped - SIDES // 2)).mul_(SIDES / (SIDES - dropped))
+
+
+class TokenDropout(Dropout):
+    """The same for whole tokens: all of a word's embedding or nothing of it, so that no word is relied on alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]"""
+        if not self.training or self.p == 0:
+            return x
+        return x * super().forward(x.new_ones(*x.shape[:-1], 1))

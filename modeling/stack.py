@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
 from .checks import check_attention_mask, check_inputs
-from .dropout import Dropout
+from .dropout import Dropout, TokenDropout
 from .embeddings import TokenEmbedding
 from .feed_forward import FeedForward
 from .norms import NORMS
@@ -126,6 +126,7 @@ class Stack(GlassformerPreTrainedModel):
                 bidirectional=not is_decoder,
             )
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
+        self.token_dropout = TokenDropout(config.token_dropout)
         self.dropout = Dropout(config.dropout)
         self.layer_drop = LayerDrop(config.layer_drop)
         # Pre-norm layers hand on an unnormalised sum: it is normalised once, at the end.
@@ -148,7 +149,8 @@ class Stack(GlassformerPreTrainedModel):
 
     def enter(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """The input of the first layer."""
-        x = inputs_embeds if self.positions is None else self.positions(inputs_embeds, position_ids)
+        x = self.token_dropout(inputs_embeds)
+        x = x if self.positions is None else self.positions(x, position_ids)
         return self.dropout(self.embedding_norm(x))
 
     def attention_positions(

@@ -33,7 +33,8 @@ CHANGED = {
     "attention_window": 9, "position_encoding": "rope", "relative_attention_num_buckets": 16,
     "relative_attention_max_distance": 64, "scale_embedding": False, "embedding_norm": True, "tie_word_embeddings": False,
     "embedding_tying": "target-output", "logit_softcap": 30.0, "pooling": "last", "dropout": 0.2, "attention_dropout": 0.3,
-    "activation_dropout": 0.4, "layer_drop": 0.05, "label_smoothing": 0.15, "pad_token_id": 5, "bos_token_id": 6,
+    "activation_dropout": 0.4, "token_dropout": 0.35, "layer_drop": 0.05, "label_smoothing": 0.15,
+    "pad_token_id": 5, "bos_token_id": 6,
     "eos_token_id": [7, 8], "unk_token_id": 9, "mask_token_id": 10, "decoder_start_token_id": 11, "use_cache": False,
 }  # fmt: skip
 ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -351,6 +352,7 @@ MISTAKES = {
         name: (arguments, [*words, "[0, 1)"])
         for name, (arguments, words) in cases(
             dropout=[1, 1.5, -0.1, float("nan")], attention_dropout=[1.0], activation_dropout=[-0.5], layer_drop=[1.0],
+            token_dropout=[1.0],
             label_smoothing=[1],
         ).items()
     },

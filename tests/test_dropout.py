@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from models import tiny_config
 from torch.testing import assert_close
 
-from glassformer.dropout import Dropout
+from glassformer import GlassformerModel
+from glassformer.dropout import Dropout, TokenDropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
@@ -57,3 +59,24 @@ def test_it_keeps_the_dtype(dtype):
 
 def test_an_empty_tensor_stays_empty():
     assert Dropout(0.5)(torch.ones(0, 4)).shape == (0, 4)
+
+
+def test_token_dropout_takes_whole_tokens_and_keeps_the_mean():
+    torch.manual_seed(0)
+    dropout, x = TokenDropout(0.3), torch.rand(40, 50, 8) + 1
+    dropped = dropout(x)
+    gone = (dropped == 0).all(-1)
+    assert torch.equal(gone, (dropped == 0).any(-1))
+    assert 0.27 < float(gone.float().mean()) < 0.33
+    assert torch.allclose(dropped[~gone], x[~gone] / 0.7, rtol=1e-3)
+    assert dropout.eval()(x) is x and TokenDropout(0.0)(x) is x
+
+
+def test_a_model_drops_tokens_while_it_is_trained():
+    config = tiny_config("encoder", token_dropout=0.5, dropout=0.0)
+    model = GlassformerModel(config)
+    ids = torch.full((1, 30), 7)
+    model.eval()
+    assert torch.equal(model(ids).last_hidden_state, model(ids).last_hidden_state)
+    model.train()
+    assert not torch.allclose(model(ids).last_hidden_state, model(ids).last_hidden_state)
