@@ -28,6 +28,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, with dots: training.steps=1000", metavar="KEY=VALUE")]
+Int8 = Annotated[bool, typer.Option("--int8", help="With linear layers in eight bits: smaller and faster, on a CPU.")]
 RecipeName = Annotated[str, typer.Argument(help="A YAML file, or a name from `glassformer recipes`.", metavar="RECIPE")]
 Folder = Annotated[Path, typer.Argument(help="A folder that training has made.", metavar="FOLDER")]
 
@@ -62,6 +63,7 @@ def evaluate(
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="A file or dataset to measure on; the recipe's own if not given.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    int8: Int8 = False,
     output: Annotated[Path | None, typer.Option(help="A JSON file to write the results to as well.")] = None,
 ) -> None:
     """Measure a trained model on a split of its data, or on other data with the same columns."""
@@ -69,7 +71,7 @@ def evaluate(
     from glassformer.training.logs import hide_small_progress_bars
 
     hide_small_progress_bars()
-    results = load_trained(folder, overrides or []).evaluate(data, split)
+    results = load_trained(folder, overrides or [], int8).evaluate(data, split)
     for name, value in results.items():
         print(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
     if output is not None:
@@ -85,6 +87,7 @@ def predict(
     context: Annotated[str | None, typer.Option(help="The text that questions are about.")] = None,
     beams: Annotated[int | None, typer.Option(help="Beam width of models that write.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="How long a written answer may be.")] = None,
+    int8: Int8 = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with input and prediction.")] = False,
 ) -> None:
     """Answer texts with a trained model: translate, continue, classify, tag, fill masks or find answers."""
@@ -92,7 +95,7 @@ def predict(
     from glassformer.training.logs import hide_small_progress_bars
 
     hide_small_progress_bars()
-    trained = load_trained(folder)
+    trained = load_trained(folder, int8=int8)
     rows = trained.rows(texts or read_lines(file), context)
     for row, answer in zip(rows, trained.predict(rows, num_beams=beams, max_new_tokens=max_new_tokens)):
         if as_json:

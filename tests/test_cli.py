@@ -180,6 +180,16 @@ def test_evaluation_takes_all_rows_of_another_file(trained, run):
     assert numbers(other)["loss"] == pytest.approx(numbers(run("evaluate", trained, "--split", "train"))["loss"])
 
 
+def test_eight_bits_give_nearly_the_same(run, trained, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        glassformer, "quantize_int8", lambda model, original=glassformer.quantize_int8: made.append(model) or original(model)
+    )
+    exact, rounded = numbers(run("evaluate", trained)), numbers(run("evaluate", trained, "--int8"))
+    assert len(made) == 1 and rounded["loss"] == pytest.approx(exact["loss"], rel=0.02)
+    assert run("predict", trained, "in", "--int8").count("\n") == 1 and len(made) == 2
+
+
 def test_two_models_read_the_same_file_each_with_its_own_tokenizer(trained, run, place):
     files = {"data": {"files": split_files(place / "base")}}
     recipe = task_recipe(place / "other", "seq2seq", {**SHORT, **files, "tokenizer": {"kind": "bpe", "vocab_size": 60}})

@@ -88,8 +88,8 @@ def is_json(text: str) -> bool:
         return False
 
 
-def load_trained(folder: str | Path, overrides: Iterable[str] = ()) -> Trained:
-    """What training has left in a folder; of another model's folder, what its config tells."""
+def load_trained(folder: str | Path, overrides: Iterable[str] = (), int8: bool = False) -> Trained:
+    """What training has left in a folder, in eight bits if asked; of another model's folder, what its config tells."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
         unfinished = (folder / "checkpoints").exists()
@@ -101,7 +101,8 @@ def load_trained(folder: str | Path, overrides: Iterable[str] = ()) -> Trained:
         raise RecipeError(f"{folder} holds a {head}, which is none of {', '.join(sorted(USUAL))}: give a finished model.")
     recipe = load_run_recipe(folder, config, overrides)
     device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    model = getattr(glassformer, head).from_pretrained(folder).to(device).eval()
+    model = getattr(glassformer, head).from_pretrained(folder).to("cpu" if int8 else device).eval()
+    model = glassformer.quantize_int8(model) if int8 else model
     target = folder / "target_tokenizer"
     objective = OBJECTIVES[recipe.objective.name](
         recipe.objective,
