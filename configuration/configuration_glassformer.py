@@ -47,7 +47,7 @@ CHOICES = {
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "relative", "none"),
     "activation": tuple(ACT2FN),
     "embedding_tying": ("three-way", "target-output", "source-target"),
-    "pooling": ("mean", "first", "last"),
+    "pooling": ("mean", "max", "first", "last"),
     "problem_type": ("regression", "single_label_classification", "multi_label_classification"),
 }
 POSITIVE = (

@@ -393,6 +393,9 @@ def pool(hidden: Tensor, tokens: Tensor | None, how: str) -> Tensor:
     if how == "mean":
         weights = tokens.to(hidden.dtype)[..., None]
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+    if how == "max":  # of each feature, as convolutional networks for text do
+        highest = hidden.masked_fill(~tokens[..., None], -torch.inf).amax(1)
+        return highest.masked_fill(~tokens.any(1, keepdim=True), 0.0)
     places = torch.arange(hidden.shape[1], device=hidden.device)
     place = (places * tokens).argmax(1) if how == "last" else tokens.int().argmax(1)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), place]

@@ -365,7 +365,7 @@ MISTAKES = {
     ),
     "activation": ({"activation": "rleu"}, ["activation='rleu'", "relu", "gelu", "silu"]),
     "tying": ({"embedding_tying": "all"}, ["embedding_tying='all'", "three-way", "target-output", "source-target"]),
-    "pooling": ({"pooling": "max"}, ["pooling='max'", "mean", "first", "last"]),
+    "pooling": ({"pooling": "min"}, ["pooling='min'", "mean", "max", "first", "last"]),
     "problem-type": (
         {"problem_type": "ranking"},
         ["problem_type='ranking'", "regression", "single_label_classification", "multi_label_classification"],

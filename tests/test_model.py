@@ -112,7 +112,7 @@ def test_classifiers_train_every_parameter(head):
         assert all(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if not n.endswith(moot))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "first", "last"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_pooling_sees_tokens_only_wherever_the_padding_is(pooling, side):
     model = GlassformerForSequenceClassification(tiny_config("encoder", pooling=pooling, position_encoding="none")).eval()
@@ -122,7 +122,7 @@ def test_pooling_sees_tokens_only_wherever_the_padding_is(pooling, side):
     padded = torch.nn.functional.pad(source, pad, value=9)
     assert_close(model(padded, attention_mask=mask).logits, model(source).logits)
     hidden = model.model(source).last_hidden_state
-    pooled = {"mean": hidden.mean(1), "first": hidden[:, 0], "last": hidden[:, -1]}[pooling]
+    pooled = {"mean": hidden.mean(1), "max": hidden.amax(1), "first": hidden[:, 0], "last": hidden[:, -1]}[pooling]
     assert_close(model(source).logits, model.classifier(pooled))
 
 
