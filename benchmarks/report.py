@@ -157,5 +157,9 @@ def draw_curves(axis, table: Table) -> None:
     ticks = sorted({x for points in table.curves.values() for x, _ in points})
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
+    heights = [y for points in table.curves.values() for _, y in points]
+    marks = [mark * 10**power for power in range(-3, 7) for mark in (1, 2, 5)]
+    marks = [mark for mark in marks if min(heights) * 0.9 <= mark <= max(heights) * 1.1]
+    axis.set_yticks(marks, [f"{mark:g}" for mark in marks])
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
