@@ -31,6 +31,9 @@ from glassformer.losses import cross_entropy, shift_left, shift_right
 class OurLoss:
     """Mixed into a model of transformers: it is called as ours is, and returns our loss."""
 
+    config: Any
+    training: bool
+
     def forward(self, *args, labels: Tensor | None = None, num_items_in_batch=None, return_logits: bool = True, **kwargs):
         if labels is not None and self.config.is_encoder_decoder:
             kwargs["decoder_input_ids"] = shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)

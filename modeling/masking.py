@@ -148,8 +148,8 @@ def visible_keys(mask: Tensor, batch: int) -> Tensor:
 
 def encoder_mask(config, x: Tensor, attention_mask: Tensor | None):
     """Everybody sees every token that is not padding, within the window if there is one."""
-    if (near := near_or_none(config, x, attention_mask, is_causal=False)) is not None:
-        return near
+    if (blocks := near_or_none(config, x, attention_mask, is_causal=False)) is not None:
+        return blocks
     length, window = x.shape[1], config.attention_window
     if attention_mask is not None and attention_mask.dim() > 2:
         near = None if window is None else window_mask(length, window=window, device=x.device)
@@ -163,8 +163,9 @@ def encoder_mask(config, x: Tensor, attention_mask: Tensor | None):
 def decoder_mask(config, x: Tensor, attention_mask: Tensor | None, past_key_values, position_ids: Tensor | None):
     """Nobody sees the future, nor padding, nor what lies outside the window."""
     maybe_packed = position_ids is not None  # transformers takes a jump in them for the beginning of another text
-    if (near := near_or_none(config, x, attention_mask, is_causal=True, past=past_key_values, packed=maybe_packed)) is not None:
-        return near
+    blocks = near_or_none(config, x, attention_mask, is_causal=True, past=past_key_values, packed=maybe_packed)
+    if blocks is not None:
+        return blocks
     length, window = x.shape[1], config.attention_window
     if attention_mask is not None and attention_mask.dim() > 2:
         num_keys = attention_mask.shape[-1]

@@ -69,9 +69,8 @@ def near_attention_forward(
     keys, values = (in_blocks(x, block, sides).repeat_interleave(groups, dim=2) for x in (key, value))  # [B, N, H, S, K]
     mask = block_mask(near, length, block, sides, query.device)  # [B or 1, N, 1, W, S]
     mask = mask.expand(len(query), -1, -1, -1, -1)
-    output = F.scaled_dot_product_attention(
-        *(x.flatten(0, 1) for x in (queries, keys, values)), attn_mask=mask.flatten(0, 1), dropout_p=dropout, scale=scaling
-    )
+    q, k, v, mask = (x.flatten(0, 1) for x in (queries, keys, values, mask))  # a block is an example of its own
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
     output = output.unflatten(0, queries.shape[:2]).transpose(2, 3).flatten(1, 2)  # [B, N * W, H, K]
     return output[:, :length], None
 

@@ -44,8 +44,8 @@ class BPEDropout:
             self.starts_word[number] = piece.startswith(SPACE) or number in self.special
 
     def words(self, ids: Sequence[int]) -> list[Pieces]:
-        ids = np.asarray(ids, dtype=np.int64)
-        parts = np.split(ids, np.flatnonzero(self.starts_word[ids]))
+        text = np.asarray(ids, dtype=np.int64)
+        parts = np.split(text, np.flatnonzero(self.starts_word[text]))
         return [tuple(part.tolist()) for part in parts if len(part)]
 
     def variants(self, word: Pieces) -> list[Pieces]:

@@ -69,7 +69,7 @@ class Task:
             self.rows["train"], self._encode_window, recipe.batching, recipe.seed, recipe.data.window, self.block_size
         )
 
-    def _cut_anew(self) -> Callable[[np.random.Generator], dict[str, list[np.ndarray]]]:
+    def _cut_anew(self) -> Callable[[np.random.Generator], dict[str, list[list[int]]]]:
         """The texts of the training rows with their words in other pieces each time (BPE-dropout)."""
         rows, options = self.encoded["train"], self.recipe.tokenizer
         tokenizers = {"input_ids": self.tokenizer, "labels": self.target_tokenizer or self.tokenizer}
