@@ -1,0 +1,14 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Looking inside: what every head attends to, whatever kernel computes it, in numbers and in pictures."""
+
+from .capture import Attention, record_attention
+from .visualizer import AttentionVisualizer, Capture
+
+
+__all__ = ["Attention", "AttentionVisualizer", "Capture", "record_attention"]

@@ -1,0 +1,75 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Attention as matrices of shades, with the tokens beside them: PNG or SVG, as the name of the file says."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+
+if TYPE_CHECKING:
+    from .visualizer import Capture
+
+LONGEST = 40  # tokens of a side that are shown
+COLOURS = "cividis"  # looks the same to colour-blind people, and in grey
+SUFFIXES = (".png", ".svg")
+
+
+def draw_heads(capture: "Capture", kind: str, layer: int, path: Path, words: bool = False) -> Path:
+    """One panel a head."""
+    weights = capture.weights(kind, layer, words)  # [H, T, S]
+    queries, keys = capture.labels(kind, words)
+    columns = min(4, len(weights))
+    rows = math.ceil(len(weights) / columns)
+    size = 0.16 * max(min(len(keys), LONGEST), 12) + 1.2
+    figure, axes = panels(rows, columns, size)
+    for head, (axis, matrix) in enumerate(zip(axes, weights)):
+        draw_matrix(axis, matrix, queries, keys, f"head {head}")
+    figure.suptitle(f"{kind} attention, layer {layer}{cropped(queries, keys)}", fontsize=10)
+    return save(figure, path)
+
+
+def draw_alignment(capture: "Capture", layer: int | None, path: Path) -> Path:
+    """Target tokens against source tokens, the mean over the heads."""
+    means = {number: capture.weights("cross", number).mean(0) for number in capture.layers("cross")}
+    chosen = layer if layer is not None else max(means, key=lambda number: float(means[number].max(-1).values.mean()))
+    queries, keys = capture.labels("cross")
+    figure, [axis] = panels(1, 1, 0.2 * max(min(len(keys), LONGEST), 12) + 1.6)
+    draw_matrix(axis, means[chosen], queries, keys, f"cross-attention, layer {chosen}, mean of the heads{cropped(queries, keys)}")
+    return save(figure, path)
+
+
+def panels(rows: int, columns: int, size: float) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure  # not pyplot, which would meddle with a notebook
+
+    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flatten())
+
+
+def draw_matrix(axis, matrix: Tensor, queries: list[str], keys: list[str], title: str) -> None:
+    matrix, queries, keys = matrix[:LONGEST, :LONGEST], queries[:LONGEST], keys[:LONGEST]
+    axis.imshow(matrix.numpy(), cmap=COLOURS, vmin=0.0, vmax=max(float(matrix.max()), 1e-6), aspect="auto")
+    axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6, parse_math=False)
+    axis.set_yticks(range(len(queries)), queries, fontsize=6, parse_math=False)
+    axis.set_title(title, fontsize=8, parse_math=False)
+
+
+def cropped(queries: list[str], keys: list[str]) -> str:
+    """A note where not everything is shown."""
+    longest = max(len(queries), len(keys))
+    return f" (the first {LONGEST} of {longest} tokens)" if longest > LONGEST else ""
+
+
+def save(figure, path: Path) -> Path:
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} is no picture that can be written: end its name with {' or '.join(SUFFIXES)}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
