@@ -8,7 +8,8 @@
 """Looking inside: what every head attends to, whatever kernel computes it, in numbers and in pictures."""
 
 from .capture import Attention, record_attention
+from .patterns import HeadReport, analyze_heads
 from .visualizer import AttentionVisualizer, Capture
 
 
-__all__ = ["Attention", "AttentionVisualizer", "Capture", "record_attention"]
+__all__ = ["Attention", "AttentionVisualizer", "Capture", "HeadReport", "analyze_heads", "record_attention"]

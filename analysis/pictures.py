@@ -73,3 +73,24 @@ def save(figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+def draw_summary(heads: list[dict[str, Any]], path: Path) -> Path:
+    """Layers against heads, one panel a kind: the shade is how widely a head looks, the word what it does."""
+    kinds = list(dict.fromkeys(row["kind"] for row in heads))
+    numbers = max(row["head"] for row in heads) + 1
+    figure, axes = panels(1, len(kinds), max(3.2, 0.85 * numbers + 1.2))
+    for axis, kind in zip(axes, kinds):
+        rows = [row for row in heads if row["kind"] == kind]
+        layers = sorted({row["layer"] for row in rows})
+        shades = [[row["entropy"] for row in rows if row["layer"] == layer] for layer in layers]
+        axis.imshow(shades, cmap=COLOURS, vmin=0.0, vmax=1.0, aspect="auto")
+        for row in rows:
+            colour = "black" if row["entropy"] > 0.5 else "white"
+            place = row["head"], layers.index(row["layer"])
+            axis.text(*place, row["pattern"].replace(" ", "\n"), ha="center", va="center", fontsize=6, color=colour)
+        axis.set_xticks(range(len(shades[0])), [str(head) for head in range(len(shades[0]))])
+        axis.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+        axis.set(title=f"{kind} (dark: looks at one place, light: everywhere)", xlabel="head", ylabel="layer")
+        axis.title.set_fontsize(8)
+    return save(figure, path)

@@ -7,7 +7,7 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """The entry: a model and its tokenizer -> what every head looks at in a text, as tensors and as pictures."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import pictures
 from .capture import KINDS, Attention, record_attention
 from .labels import join_words, token_labels, word_groups
+from .patterns import HeadReport, Row, analyze_heads
 
 
 # H heads, T queries, S keys
@@ -107,6 +108,16 @@ class AttentionVisualizer:
         ids = self.tokenizer(text_target=target, add_special_tokens=False, return_tensors="pt").input_ids
         start = torch.tensor([[self.model.config.decoder_start_token_id]])
         return torch.cat((start, ids), dim=1).to(self.model.device)
+
+    def analyze_head_patterns(self, dataset: Iterable[Row], save_path: str | Path | None = None) -> HeadReport:
+        """What each head does over all texts of a dataset: texts, or rows with source and target.
+
+        With a path, the table is saved as CSV and JSON beside a figure of it.
+        """
+        report = analyze_heads(self.model, self.tokenizer, dataset)
+        if save_path is not None:
+            report.save(Path(save_path))
+        return report
 
     # Pictures
 

@@ -1,0 +1,125 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""What all heads of a model do over many texts: a table, as CSV and JSON, and a figure of layers and heads."""
+
+import csv
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from . import pictures
+from .capture import KINDS, Attention, record_attention
+from .heads import HeadStatistics, cross_patterns, self_patterns
+
+
+Row = str | dict[str, str]  # a text, or a source with its target
+Heads = dict[tuple[str, int], HeadStatistics]  # kind and layer
+
+
+@dataclass
+class HeadReport:
+    """A row for each head: kind, layer, head, the name of its pattern, its gain, entropy, distance and all scores."""
+
+    rows: list[dict[str, Any]]
+    texts: int
+
+    def save(self, path: Path) -> list[Path]:
+        """`path`.csv, `path`.json and `path`.png"""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table, facts, picture = (path.with_suffix(suffix) for suffix in (".csv", ".json", ".png"))
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        with table.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        facts.write_text(json.dumps({"texts": self.texts, "heads": self.rows}, indent=2) + "\n", encoding="utf-8")
+        pictures.draw_summary(self.rows, picture)
+        return [table, facts, picture]
+
+
+def analyze_heads(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row], batch_size: int = 32
+) -> HeadReport:
+    """Rows are texts or, for models of two stacks, dicts with `source` and `target`."""
+    heads: Heads = {}
+    delimiters, count, iterator = delimiter_ids(tokenizer), 0, iter(rows)
+    was_training = model.training
+    model.eval()
+    try:
+        while batch := list(islice(iterator, batch_size)):
+            inputs = tokenize(model, tokenizer, batch)
+            with torch.no_grad(), record_attention(model) as attention:
+                model(**inputs)
+            add_batch(heads, attention, inputs, delimiters)
+            count += len(batch)
+    finally:
+        model.train(was_training)
+    if not count:
+        raise ValueError("There are no texts to look at: pass at least one.")
+    places = sorted(heads, key=lambda place: (KINDS.index(place[0]), place[1]))
+    return HeadReport(
+        [
+            {"kind": kind, "layer": layer, "head": head, **row}
+            for kind, layer in places
+            for head, row in enumerate(heads[kind, layer].describe())
+        ],
+        count,
+    )
+
+
+def tokenize(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> dict[str, Tensor]:
+    """A batch, padded on the right; targets as the decoder reads them."""
+    two_stacks = model.config.is_encoder_decoder
+    if two_stacks and not all(isinstance(row, dict) and {"source", "target"} <= row.keys() for row in rows):
+        raise ValueError("A model of two stacks reads pairs: pass dicts with source and target.")
+    texts = [row if isinstance(row, str) else row.get("source", row.get("text", "")) for row in rows]
+    options: dict[str, Any] = {"padding": True, "truncation": True, "return_tensors": "pt", "padding_side": "right"}
+    inputs = {name: tokenizer(texts, **options)[name] for name in ("input_ids", "attention_mask")}
+    if two_stacks:
+        start = tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
+        targets = tokenizer([start + row["target"] for row in rows if isinstance(row, dict)], add_special_tokens=False, **options)
+        inputs |= {"decoder_input_ids": targets["input_ids"], "decoder_attention_mask": targets["attention_mask"]}
+    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+
+
+def add_batch(heads: Heads, attention: Attention, inputs: dict[str, Tensor], delimiters: set[int]) -> None:
+    source = unpadded(inputs["input_ids"], inputs["attention_mask"])
+    target = unpadded(inputs["decoder_input_ids"], inputs["decoder_attention_mask"]) if "decoder_input_ids" in inputs else source
+    for kind in KINDS:
+        for layer in attention.layers(kind):
+            weights = attention.weights(kind, layer)  # [B, H, T, S]
+            statistics = heads.setdefault((kind, layer), HeadStatistics(weights.shape[1]))
+            for example in range(len(weights)):
+                queries = source[example] if kind == "encoder" else target[example]
+                keys = target[example] if kind == "decoder" else source[example]
+                patterns = (
+                    cross_patterns(len(queries), keys, delimiters) if kind == "cross" else self_patterns(queries, delimiters)
+                )
+                statistics.add(weights[example, :, : len(queries), : len(keys)], patterns, is_causal=kind == "decoder")
+
+
+def unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    return [row[: int(length)].tolist() for row, length in zip(ids, mask.sum(1))]
+
+
+def delimiter_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Special tokens, and tokens of punctuation alone."""
+    marks = {number for number in tokenizer.get_vocab().values() if is_punctuation(tokenizer.decode([number]).strip())}
+    return marks | set(tokenizer.all_special_ids)
+
+
+def is_punctuation(text: str) -> bool:
+    return bool(text) and all(unicodedata.category(character).startswith("P") for character in text)
