@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from . import rollout
+
 
 if TYPE_CHECKING:
     from .visualizer import Capture
 
 LONGEST = 40  # tokens of a side that are shown
+FLOWING = 16  # tokens up to which flow, which takes long, is computed as well
 COLOURS = "cividis"  # looks the same to colour-blind people, and in grey
 SUFFIXES = (".png", ".svg")
 
@@ -43,6 +46,21 @@ def draw_alignment(capture: "Capture", layer: int | None, path: Path) -> Path:
     queries, keys = capture.labels("cross")
     figure, [axis] = panels(1, 1, 0.2 * max(min(len(keys), LONGEST), 12) + 1.6)
     draw_matrix(axis, means[chosen], queries, keys, f"cross-attention, layer {chosen}, mean of the heads{cropped(queries, keys)}")
+    return save(figure, path)
+
+
+def draw_rollout(capture: "Capture", kind: str, path: Path) -> Path:
+    """Outputs against inputs of a stack."""
+    if kind == "cross":
+        raise ValueError("Rollout follows a text through one stack: choose the encoder or the decoder.")
+    layers = [capture.weights(kind, layer) for layer in capture.layers(kind)]
+    queries, keys = capture.labels(kind)
+    found = {"rollout": rollout.rollout(layers)}
+    if len(keys) <= FLOWING:
+        found["flow"] = rollout.flow(layers)
+    figure, axes = panels(1, len(found), 0.18 * max(min(len(keys), LONGEST), 14) + 1.4)
+    for axis, (name, matrix) in zip(axes, found.items()):
+        draw_matrix(axis, matrix, queries, keys, f"{name}, {len(layers)} layers of the {kind}{cropped(queries, keys)}")
     return save(figure, path)
 
 

@@ -131,6 +131,16 @@ class AttentionVisualizer:
             )
         return pictures.draw_heads(found, kind, layer, Path(save_path), **options)
 
+    def plot_rollout(self, text: str, save_path: str | Path, target: str | None = None, kind: str | None = None) -> Path:
+        """How much of each input token reaches each output of a stack, by rollout and, for short texts, by flow."""
+        found = self.capture(text, target)
+        return pictures.draw_rollout(found, kind or found.kinds[0], Path(save_path))
+
+    def plot_head_summary(self, dataset: Iterable[Row], save_path: str | Path) -> Path:
+        """All layers and heads in one figure: how widely they look, and what they do."""
+        report = analyze_heads(self.model, self.tokenizer, dataset)
+        return pictures.draw_summary(report.rows, Path(save_path))
+
     def plot_cross_attention(self, text: str, save_path: str | Path, target: str | None = None, layer: int | None = None) -> Path:
         """Which source tokens each target token looks at: the mean of the heads of a layer, or of the sharpest one."""
         if not self.model.config.is_encoder_decoder:

@@ -167,6 +167,7 @@ def test_what_cannot_be_looked_at_is_refused(visualizer, tmp_path):
         "has one stack and reads no target": lambda: decoder.capture(TEXT, TARGET),
         "cross-attention is between two": lambda: decoder.plot_cross_attention(TEXT, tmp_path / "x.png"),
         r"end its name with \.png or \.svg": lambda: visualizer.plot_cross_attention(TEXT, tmp_path / "x.jpeg", TARGET),
+        "choose the encoder or the decoder": lambda: visualizer.plot_rollout(TEXT, tmp_path / "x.png", TARGET, "cross"),
         "There is no cross attention in layer 9": lambda: visualizer.plot_attention_heads(TEXT, 9, tmp_path / "x.png", "cross"),
     }.items():
         with pytest.raises(ValueError, match=words):
@@ -178,6 +179,8 @@ def test_what_cannot_be_looked_at_is_refused(visualizer, tmp_path):
 def test_pictures_are_written(visualizer, tmp_path, suffix):
     heads = visualizer.plot_attention_heads(TEXT, 0, tmp_path / f"heads{suffix}", target=TARGET)
     alignment = visualizer.plot_cross_attention(TEXT, tmp_path / "deep" / f"alignment{suffix}", TARGET)
-    for path in (heads, alignment):
+    rolled = visualizer.plot_rollout(TEXT, tmp_path / f"rollout{suffix}", TARGET)
+    summary = visualizer.plot_head_summary([{"source": TEXT, "target": TARGET}] * 3, tmp_path / f"summary{suffix}")
+    for path in (heads, alignment, rolled, summary):
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if suffix == ".png" else b"<?xml" in start
