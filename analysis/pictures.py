@@ -17,6 +17,7 @@ from . import rollout
 
 
 if TYPE_CHECKING:
+    from .position_maps import PositionMap
     from .visualizer import Capture
 
 LONGEST = 40  # tokens of a side that are shown
@@ -61,6 +62,20 @@ def draw_rollout(capture: "Capture", kind: str, path: Path) -> Path:
     figure, axes = panels(1, len(found), 0.18 * max(min(len(keys), LONGEST), 14) + 1.4)
     for axis, (name, matrix) in zip(axes, found.items()):
         draw_matrix(axis, matrix, queries, keys, f"{name}, {len(layers)} layers of the {kind}{cropped(queries, keys)}")
+    return save(figure, path)
+
+
+def draw_positions(found: "PositionMap", path: Path) -> Path:
+    """The table, and the likeness of positions."""
+    figure, (left, right) = panels(1, 2, 4.2)
+    for axis, matrix, title, across in (
+        (left, found.table, found.name, found.columns),
+        (right, found.likeness, "likeness of positions", "position"),
+    ):
+        picture = axis.imshow(matrix.numpy(), cmap=COLOURS, aspect="auto")
+        axis.set(xlabel=across, ylabel="position")
+        axis.set_title(title, fontsize=9)
+        figure.colorbar(picture, ax=axis, shrink=0.8)
     return save(figure, path)
 
 

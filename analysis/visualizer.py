@@ -19,6 +19,7 @@ from . import pictures
 from .capture import KINDS, Attention, record_attention
 from .labels import join_words, token_labels, word_groups
 from .patterns import HeadReport, Row, analyze_heads
+from .position_maps import position_map
 
 
 # H heads, T queries, S keys
@@ -140,6 +141,10 @@ class AttentionVisualizer:
         """All layers and heads in one figure: how widely they look, and what they do."""
         report = analyze_heads(self.model, self.tokenizer, dataset)
         return pictures.draw_summary(report.rows, Path(save_path))
+
+    def plot_positions(self, save_path: str | Path, length: int = 64) -> Path:
+        """The position encoding as a heat map, and how alike positions are to the model."""
+        return pictures.draw_positions(position_map(self.model, length), Path(save_path))
 
     def plot_cross_attention(self, text: str, save_path: str | Path, target: str | None = None, layer: int | None = None) -> Path:
         """Which source tokens each target token looks at: the mean of the heads of a layer, or of the sharpest one."""
