@@ -8,8 +8,23 @@
 """Looking inside: what every head attends to, whatever kernel computes it, in numbers and in pictures."""
 
 from .capture import Attention, record_attention
+from .diagnosis import Finding, diagnose_curve
+from .hooks import ActivationStats, AttentionHealth, GradientMonitor, ShapeTracer
 from .patterns import HeadReport, analyze_heads
 from .visualizer import AttentionVisualizer, Capture
 
 
-__all__ = ["Attention", "AttentionVisualizer", "Capture", "HeadReport", "analyze_heads", "record_attention"]
+__all__ = [
+    "ActivationStats",
+    "Attention",
+    "AttentionHealth",
+    "AttentionVisualizer",
+    "Capture",
+    "Finding",
+    "GradientMonitor",
+    "HeadReport",
+    "ShapeTracer",
+    "analyze_heads",
+    "diagnose_curve",
+    "record_attention",
+]
