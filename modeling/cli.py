@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `tokenizer`, `recipes`, `presets` and `benchmark`.
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `tokenizer`, `recipes`, `presets`, `benchmark`.
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """
@@ -116,6 +116,21 @@ def read_lines(file: Path | None) -> list[str]:
     if not (lines := [line for line in text.split("\n") if line.strip()]):
         fail(f"{file or 'stdin'} has no lines: there is nothing to predict.")
     return lines
+
+
+@app.command()
+def check(folder: Folder) -> None:
+    """Check a saved model: that it loads, masks and caches as it should, and runs no code. Exit status 1 if something fails."""
+    from glassformer.analysis.checks import check_folder
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    verdicts = check_folder(folder)
+    words = {True: "pass", False: "FAIL", None: "-"}
+    for verdict in verdicts:
+        print(f"{words[verdict.passed]:6}{verdict.name:28}{verdict.reason}")
+    if any(verdict.passed is False for verdict in verdicts):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -180,6 +180,15 @@ def test_evaluation_takes_all_rows_of_another_file(trained, run):
     assert numbers(other)["loss"] == pytest.approx(numbers(run("evaluate", trained, "--split", "train"))["loss"])
 
 
+def test_a_trained_model_passes_its_checks_and_a_broken_one_does_not(run, trained, tmp_path, capsys):
+    printed = run("check", trained)
+    assert printed.count("pass") >= 10 and "FAIL" not in printed
+    broken = shutil.copytree(trained, tmp_path / "broken")
+    (broken / "weights.pt").write_bytes(b"")
+    assert call("check", broken) == 1
+    assert "FAIL  no pickle" in capsys.readouterr().out
+
+
 def test_eight_bits_give_nearly_the_same(run, trained, monkeypatch):
     made = []
     monkeypatch.setattr(
@@ -351,7 +360,7 @@ def test_help_names_every_command_and_asks_for_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("train", "evaluate", "predict", "tokenizer", "recipes", "presets"):
+    for command in ("train", "evaluate", "predict", "check", "tokenizer", "recipes", "presets"):
         assert command in done.stdout
 
 
