@@ -9,6 +9,7 @@
 
 from .capture import Attention, record_attention
 from .diagnosis import Finding, diagnose_curve
+from .head_mask import head_importance, mask_heads
 from .hooks import ActivationStats, AttentionHealth, GradientMonitor, ShapeTracer
 from .patterns import HeadReport, analyze_heads
 from .visualizer import AttentionVisualizer, Capture
@@ -26,5 +27,7 @@ __all__ = [
     "ShapeTracer",
     "analyze_heads",
     "diagnose_curve",
+    "head_importance",
+    "mask_heads",
     "record_attention",
 ]
