@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `tokenizer`, `recipes`, `presets`, `benchmark`.
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `doctor`, `tokenizer`, `recipes` ...
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """
@@ -130,6 +130,24 @@ def check(folder: Folder) -> None:
     for verdict in verdicts:
         print(f"{words[verdict.passed]:6}{verdict.name:28}{verdict.reason}")
     if any(verdict.passed is False for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="A recipe that is to be trained, or the folder of a run.")],
+    overrides: Overrides = None,
+) -> None:
+    """Look for what keeps a model from learning. Exit status 1 if something is found."""
+    from glassformer.analysis.doctor import examine_recipe, examine_run
+    from glassformer.training.logs import hide_small_progress_bars
+    from glassformer.training.recipe import load_recipe
+
+    hide_small_progress_bars()
+    is_run = (Path(target) / "log.jsonl").exists()
+    report = examine_run(Path(target)) if is_run else examine_recipe(load_recipe(target, overrides or []))
+    print(report)
+    if report.findings:
         raise typer.Exit(1)
 
 

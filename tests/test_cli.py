@@ -189,6 +189,13 @@ def test_a_trained_model_passes_its_checks_and_a_broken_one_does_not(run, traine
     assert "FAIL  no pickle" in capsys.readouterr().out
 
 
+def test_the_doctor_looks_at_recipes_and_at_runs(run, trained, capsys):
+    assert call("doctor", trained) in (0, 1)  # two updates have taught it little
+    assert "Findings" in capsys.readouterr().out
+    assert call("doctor", trained / "recipe.yaml") in (0, 1)
+    assert "Shapes of one batch" in capsys.readouterr().out
+
+
 def test_eight_bits_give_nearly_the_same(run, trained, monkeypatch):
     made = []
     monkeypatch.setattr(
@@ -360,7 +367,7 @@ def test_help_names_every_command_and_asks_for_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("train", "evaluate", "predict", "check", "tokenizer", "recipes", "presets"):
+    for command in ("train", "evaluate", "predict", "check", "doctor", "tokenizer", "recipes", "presets"):
         assert command in done.stdout
 
 
