@@ -106,10 +106,9 @@ class HeadStatistics:
             best = max(names, key=lambda name: float(gains[name][head]))
             gain = float(gains[best][head])
             name = best if gain >= CLEAR else "broad" if float(entropy[head]) >= BROAD else MIXED
-            rows.append(
-                {"pattern": name, "gain": gain, "entropy": float(entropy[head]), "distance": float(distance[head])}
-                | {pattern: float(scores[pattern][head]) for pattern in names}
-            )
+            row: dict[str, float | str] = {"pattern": name, "gain": gain}
+            row |= {"entropy": float(entropy[head]), "distance": float(distance[head])}
+            rows.append(row | {pattern: float(scores[pattern][head]) for pattern in names})
         return rows
 
 

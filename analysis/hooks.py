@@ -103,8 +103,8 @@ class ShapeTracer(Watch):
 
     def see(self, name: str, module: nn.Module, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         own = sum(p.numel() for p in module.parameters(recurse=False))
-        shapes = [[tuple(x.shape) for x in several] for several in (inputs, outputs)]
-        self.rows.append(Shapes(name, type(module).__name__, *shapes, own))
+        read, written = ([tuple(x.shape) for x in several] for several in (inputs, outputs))
+        self.rows.append(Shapes(name, type(module).__name__, read, written, own))
 
     def table(self) -> str:
         rows = [[row.name, row.kind, first(row.inputs), first(row.outputs), f"{row.parameters:,}"] for row in self.rows]

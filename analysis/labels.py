@@ -36,7 +36,8 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
 
 def word_groups(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[list[int]]:
     """Which tokens make up a word: places, in order. Special tokens stand alone."""
-    special, groups, written = set(tokenizer.all_special_ids), [], ""
+    groups: list[list[int]] = []
+    special, written = set(tokenizer.all_special_ids), ""
     for number, token in enumerate(ids):
         text = tokenizer.decode([t for t in ids[: number + 1] if t not in special])
         added = text[len(written) :]
