@@ -1,6 +1,7 @@
 """Train recipes from nothing, beside transformers' models on the same batches, and write down what came of it:
 
     python scripts/results.py NAME [NAME ...]     all seeds of these recipes and their baselines -> docs/results.md
+    python scripts/results.py NAME --alone        the same without the baselines, which take as long again
     python scripts/results.py --smoke             every recipe at a hundredth of its size, to see that all of it runs
     python scripts/results.py --page              docs/results.md again, from what docs/results/ holds
 
@@ -12,7 +13,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,11 +28,16 @@ SMOKE = 0.01
 BUILT_IN = "builtin:"  # the rows of these corpora are ours to show
 
 
-def main(names: list[str] | None = None, smoke: bool = False, page: bool = False) -> None:
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Recipes to train, all seeds of each.")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Without the baselines.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Every recipe at a hundredth of its size.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write docs/results.md again.")] = False,
+) -> None:
     if smoke:
         return try_all()
     for name in names or ():
-        facts = run_all(load_recipe(name))
+        facts = run_all(load_recipe(name), alone)
         FACTS.mkdir(parents=True, exist_ok=True)
         (FACTS / f"{name}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     if names or page:
@@ -54,9 +60,9 @@ def try_all() -> None:
 # Runs
 
 
-def run_all(recipe: Recipe) -> dict[str, Any]:
+def run_all(recipe: Recipe, alone: bool = False) -> dict[str, Any]:
     """All seeds and baselines of a recipe -> what the page says about them."""
-    models = ["glassformer", *([recipe.reference.baseline] if recipe.reference.baseline else [])]
+    models = ["glassformer", *([recipe.reference.baseline] if recipe.reference.baseline and not alone else [])]
     runs = {model: [run(recipe.name, model, seed) for seed in range(recipe.reference.seeds)] for model in models}
     folder = folder_of(recipe.name, "glassformer", 0)
     FACTS.mkdir(parents=True, exist_ok=True)
