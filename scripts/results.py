@@ -93,8 +93,8 @@ def folder_of(name: str, model: str, seed: int) -> Path:
 
 
 def choice(model: str) -> list[str]:
-    """Overrides for a baseline, whose model is transformers' own and knows nothing of what ours has learnt before."""
-    return [] if model == "glassformer" else [f"baseline={model}", "pretraining=null"]
+    """Overrides for a baseline."""
+    return [] if model == "glassformer" else [f"baseline={model}"]
 
 
 def samples(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
@@ -104,11 +104,10 @@ def samples(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
     for row in rows:
         row["right"] = is_right(row, recipe)
     right, wrong = ([row for row in rows if row["right"] is truth] for truth in (True, False))
-    if not right and not wrong:
-        chosen = rows[:5]
-    else:
-        chosen = (right[:3] + wrong[: 5 - len(right[:3])])[:5]
     ours = recipe.data.source.startswith(BUILT_IN)
+    if not ours and "target" in rows[0]:
+        right = []  # which would be text of the corpus, word for word
+    chosen = [*right[:3], *wrong][:5] or rows[:5]
     shown = ("row", "right", "prediction") if not ours else ("row", "right", "source", "target", "prediction")
     return [
         {key: row[key] for key in shown} | ({"label": name_of(row["label"], recipe)} if "label" in row else {}) for row in chosen
@@ -177,7 +176,7 @@ def line(model: str, one: dict[str, Any]) -> str:
     results = "; ".join(f"{split} {describe(values)}" for split, values in one["metrics"].items())
     sizes = [readable_count(one[key]) for key in ("tokens", "parameters")]
     cells = [model, one["seed"], results, readable_time(one["seconds"]), one["updates"], *sizes]
-    return f"| {' | '.join(map(str, cells))} |"
+    return f"| {' | '.join(map(cell, cells))} |"
 
 
 def describe(values: dict[str, Any]) -> str:

@@ -72,5 +72,5 @@ def test_a_baseline_for_another_objective_is_refused(tmp_path):
     assert rows_of("seq2seq")
     with pytest.raises(RecipeError, match="baseline=bert is a model for sequence_classification, not seq2seq"):
         tiny_recipe(tmp_path, {"baseline": "bert"})
-    with pytest.raises(RecipeError, match="trained from scratch: drop pretraining"):
-        tiny_recipe(tmp_path, {"baseline": "marian", "pretraining": "dates"})
+    with pytest.raises(RecipeError, match=r"trained from scratch: drop model\.path"):
+        tiny_recipe(tmp_path, {"baseline": "marian", "model": {"path": "runs/other"}})

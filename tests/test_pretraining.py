@@ -1,5 +1,6 @@
 """Recipes that come one after the other, and recipes on a small scale."""
 
+import dataclasses
 import json
 
 import pytest
@@ -46,6 +47,13 @@ def test_a_run_starts_from_the_model_of_its_pretraining(classifier, tmp_path):
     made = (first / "run.json").stat().st_mtime_ns
     assert train(classifier) == folder  # finished: neither is made again
     assert (first / "run.json").stat().st_mtime_ns == made
+
+
+def test_a_baseline_is_as_large_but_starts_from_scratch(classifier, tmp_path):
+    folder = train(dataclasses.replace(classifier, baseline="bert"))
+    assert not (tmp_path / "run" / "run-pretraining").exists()
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("bert", 16, 1)
 
 
 def test_a_dry_run_tells_of_both(classifier):

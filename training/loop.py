@@ -59,7 +59,7 @@ from .health import Health
 from .logs import RunLog
 from .metrics import is_better
 from .optimization import WeightAverage, make_optimizers, make_schedule
-from .recipe import Recipe, RecipeError, pretraining_of, scaled, starting_from
+from .recipe import Recipe, RecipeError, pretraining_of, scaled, starting_from, without_pretraining
 from .task import Task, build_model, prepare
 
 
@@ -83,6 +83,8 @@ class Interrupted(Exception):
 def train(recipe: Recipe) -> Path:
     """Train what the recipe says -> the folder with the model, or with what it takes to go on."""
     recipe = scaled(recipe)
+    if recipe.pretraining is not None and recipe.baseline is not None:
+        recipe = without_pretraining(recipe)
     if recipe.pretraining is not None:
         recipe = starting_from(train(pretraining_of(recipe)), recipe)
     accelerator = make_accelerator(recipe)

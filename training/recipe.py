@@ -299,6 +299,12 @@ def pretraining_of(recipe: Recipe) -> Recipe:
     return dataclasses.replace(first, output=f"{recipe.folder}-pretraining", resume=recipe.resume)
 
 
+def without_pretraining(recipe: Recipe) -> Recipe:
+    """The same model and tokenizer, from scratch: for a baseline, which cannot start from what ours has learnt."""
+    first = pretraining_of(recipe)
+    return dataclasses.replace(recipe, pretraining=None, model={**first.model, **recipe.model}, tokenizer=first.tokenizer)
+
+
 def starting_from(folder: Path, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, model={**recipe.model, "path": str(folder)})
 
@@ -446,8 +452,8 @@ def _check_run(recipe: Recipe) -> None:
         raise RecipeError(f"batching.packing fills rows for causal_lm and masked_lm, not for {recipe.objective.name}: drop it.")
     if recipe.baseline and BASELINES[recipe.baseline] != recipe.objective.name:
         raise RecipeError(f"baseline={recipe.baseline} is a model for {BASELINES[recipe.baseline]}, not {recipe.objective.name}.")
-    if recipe.baseline and (recipe.pretraining or recipe.model.get("path")):
-        raise RecipeError("A baseline is trained from scratch: drop pretraining and model.path.")
+    if recipe.baseline and recipe.model.get("path"):
+        raise RecipeError("A baseline is trained from scratch: drop model.path.")
     if recipe.tokenizer.dropout and (batching.packing or recipe.objective.name not in CUT_ANEW):
         raise RecipeError(f"tokenizer.dropout is for {', '.join(CUT_ANEW)} without packing: drop it.")
     if recipe.tokenizer.dropout and (recipe.data.streaming or training.steps is None):
