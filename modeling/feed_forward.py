@@ -18,6 +18,10 @@ from .dropout import Dropout
 IN_ONE_PASS = {"gelu_new": "gelu_pytorch_tanh"}
 
 
+def activation_function(name: str) -> nn.Module:
+    return ACT2FN[IN_ONE_PASS.get(name, name)]
+
+
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_up) W_down, the same at every position.
 
@@ -38,7 +42,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias) if gated else None
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
-        self.activation = ACT2FN[IN_ONE_PASS.get(activation, activation)]
+        self.activation = activation_function(activation)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

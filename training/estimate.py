@@ -17,10 +17,10 @@ import time
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
 
 from glassformer import losses
 from glassformer.attention import SHORT
+from glassformer.feed_forward import activation_function
 
 
 # B batch, T queries (target), S keys (source), N positions, D model width, F inner width, H heads, V vocabulary
@@ -247,7 +247,7 @@ def kept_by_activation(name: str) -> tuple[int, bool]:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = ACT2FN[name](torch.ones(1, requires_grad=True) * 1)
+        result = activation_function(name)(torch.ones(1, requires_grad=True) * 1)
     places = {tensor.data_ptr() for tensor in kept}
     return len(places), result.data_ptr() in places
 

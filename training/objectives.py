@@ -303,7 +303,7 @@ class CausalLM(Objective):
         if "documents" in features[0]:
             tensors = pack([feature["documents"] for feature in features], self.pad, labelled=True)
             for labels, feature in zip(tensors["labels"], features):
-                labels[: feature["context"]] = IGNORED
+                labels[: feature.get("context", 0)] = IGNORED
             return tensors
         tensors = self.pad([feature["input_ids"] for feature in features])
         return {**tensors, "labels": tensors["input_ids"].masked_fill(~tensors["attention_mask"], IGNORED)}
