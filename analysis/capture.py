@@ -12,7 +12,7 @@ notes the weights of the layers that are asked for; afterwards everything is as 
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ from glassformer.attention import eager_attention_forward
 
 KINDS = ("encoder", "decoder", "cross")
 CROSS = ("cross", "encoder_attn", "encdecattention")  # what families call attention to another sequence
-RECORDED = "glassformer_recorded"  # the name under which transformers finds our attention function
+REPLACED = "glassformer_analysis"  # the name under which transformers finds an attention function of ours
 
 
 @dataclass
@@ -70,22 +70,24 @@ def record_attention(model: PreTrainedModel, layers: Collection[int] | None = No
             found.add(kind, layer, weights)
         return output, weights
 
-    before = implementations(model)
-    ALL_ATTENTION_FUNCTIONS.register(RECORDED, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(RECORDED, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    with replaced_attention(model, attention, masks="eager"):
+        yield found
+
+
+@contextmanager
+def replaced_attention(model: PreTrainedModel, attention: Callable[..., Any], masks: str) -> Iterator[None]:
+    """Every part of the model hands queries, keys and values to `attention`, with masks as the function `masks` has them."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()
+    before = [(config, config._attn_implementation) for config in configs]
+    ALL_ATTENTION_FUNCTIONS.register(REPLACED, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(REPLACED, ALL_MASK_ATTENTION_FUNCTIONS[masks])
     try:
         for config, _ in before:
-            config._attn_implementation = RECORDED
-        yield found
+            config._attn_implementation = REPLACED
+        yield
     finally:
         for config, implementation in before:
             config._attn_implementation = implementation
-
-
-def implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
-    """Every config that a part of the model goes by, with the attention function that it names."""
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    return [(config, config._attn_implementation) for config in configs.values()]
 
 
 def attention_places(model: PreTrainedModel) -> dict[nn.Module, tuple[str, int]]:

@@ -18,24 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from glassformer.attention import eager_attention_forward
 
-from .capture import attention_places, implementations, record_attention
+from .capture import attention_places, record_attention, replaced_attention
 
 
 # B batch, T tokens, H heads, K width of a head
 
-MASKED = "glassformer_masked"  # the name under which transformers finds our attention function
 Place = tuple[str, int]  # kind and layer, as in ("cross", 0)
 
 
 @contextmanager
 def mask_heads(model: PreTrainedModel, heads: Mapping[Place, Sequence[int]]) -> Iterator[None]:
     """The model without these heads: {("encoder", 0): [1, 3]} switches two heads of the encoder's first layer off."""
-    places, before = attention_places(model), implementations(model)
+    places = attention_places(model)
     check_places(heads, places)
     name = model.config._attn_implementation or "eager"
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
@@ -51,15 +49,8 @@ def mask_heads(model: PreTrainedModel, heads: Mapping[Place, Sequence[int]]) -> 
         keep[gone] = 0.0
         return output * keep[:, None], weights
 
-    ALL_ATTENTION_FUNCTIONS.register(MASKED, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(MASKED, ALL_MASK_ATTENTION_FUNCTIONS[name])
-    try:
-        for config, _ in before:
-            config._attn_implementation = MASKED
+    with replaced_attention(model, attention, masks=name):
         yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
 
 
 def check_places(heads: Mapping[Place, Sequence[int]], places: Mapping[nn.Module, Place]) -> None:

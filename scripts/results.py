@@ -10,6 +10,7 @@ Runs are kept below runs/results, where one that was stopped goes on. What the p
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Annotated, Any
 
 import typer
 
+from glassformer.training.data import DataError
 from glassformer.training.estimate import readable_count, readable_time
 from glassformer.training.loop import train
-from glassformer.training.recipe import Recipe, get_key, load_recipe, recipe_names
+from glassformer.training.recipe import Recipe, RecipeError, get_key, load_recipe, recipe_names
 
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +40,6 @@ def main(
         return try_all()
     for name in names or ():
         facts = run_all(load_recipe(name), alone)
-        FACTS.mkdir(parents=True, exist_ok=True)
         (FACTS / f"{name}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     if names or page:
         PAGE.write_text(write_page())
@@ -98,20 +99,31 @@ def choice(model: str) -> list[str]:
 
 
 def samples(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
-    """Three answers that are right and two that are wrong, as far as there are such; of a corpus that is not ours, no text."""
+    """Three answers that are right and two that are wrong, as far as there are such.
+
+    Of a corpus that is not ours no text is shown: neither rows, nor right translations, nor answers that are parts of a text.
+    """
     lines = (folder / "predictions.jsonl").read_text().splitlines()
     rows = [{"row": number, **json.loads(line)} for number, line in enumerate(lines, 1)]
     for row in rows:
         row["right"] = is_right(row, recipe)
+        row["prediction"] = without_prompt(row)
     right, wrong = ([row for row in rows if row["right"] is truth] for truth in (True, False))
     ours = recipe.data.source.startswith(BUILT_IN)
     if not ours and "target" in rows[0]:
         right = []  # which would be text of the corpus, word for word
-    chosen = [*right[:3], *wrong][:5] or rows[:5]
-    shown = ("row", "right", "prediction") if not ours else ("row", "right", "source", "target", "prediction")
+    unjudged = [row for row in rows if row["right"] is None]
+    chosen = [*right[:3], *wrong, *unjudged][:5]
+    shown = ["row", "right", *(["source", "target"] if ours else []), *([] if "answers" in rows[0] else ["prediction"])]
     return [
         {key: row[key] for key in shown} | ({"label": name_of(row["label"], recipe)} if "label" in row else {}) for row in chosen
     ]
+
+
+def without_prompt(row: dict[str, Any]) -> Any:
+    """What a language model has added to the beginning that it was given."""
+    answer = row["prediction"]
+    return answer.removeprefix(row["text"]) if "text" in row and isinstance(answer, str) else answer
 
 
 def is_right(row: dict[str, Any], recipe: Recipe) -> bool | None:
@@ -196,4 +208,7 @@ def cell(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (RecipeError, DataError) as error:
+        sys.exit(f"results.py: {error}")

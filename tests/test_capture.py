@@ -111,6 +111,18 @@ def test_weights_of_generated_tokens_are_those_of_the_whole_text(family):
     assert len(steps.calls(kinds[0], 0)) == 5
 
 
+def test_whatever_kernel_a_model_is_set_to_the_weights_are_the_same():
+    model = build("ours, encoder-decoder")
+    inputs, found = inputs_for(model), []
+    for implementation in ("eager", "sdpa", "flex_attention"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad(), record_attention(model) as attention:
+            model(**inputs)
+        assert model.config._attn_implementation == implementation
+        found.append(attention.weights("cross", 1))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_layers_that_nobody_asked_for_are_not_kept():
     model = build("ours, encoder-decoder")
     with torch.no_grad(), record_attention(model, layers=[1]) as attention:

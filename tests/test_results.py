@@ -58,6 +58,17 @@ def test_samples_are_right_and_wrong_ones(tmp_path):
     assert samples[3]["row"] == 2 and "secret" not in str(samples)
 
 
+def test_neither_prompts_nor_parts_of_texts_are_shown(tmp_path):
+    for name, row in {
+        "wikitext2": {"text": "secret beginning", "prediction": "secret beginning and more"},
+        "squad": {"context": "secret", "answers": {"text": ["secret"]}, "prediction": "secret"},
+        "multi30k-en-de": {"source": "x", "target": "secret", "prediction": "secret"},
+    }.items():
+        own = {**row, "prediction": "own words"} if name == "multi30k-en-de" else row
+        (tmp_path / "predictions.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(own)}\n")
+        assert "secret" not in str(results["samples"](load_recipe(name), tmp_path))
+
+
 @pytest.mark.slow
 def test_every_recipe_runs_at_a_hundredth_of_its_size(capsys):
     if not os.environ.get("GLASSFORMER_DATA"):
