@@ -7,6 +7,8 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """Looking inside: what every head attends to, whatever kernel computes it, in numbers and in pictures."""
 
+from glassformer.pruning import prune_heads
+
 from .capture import Attention, record_attention
 from .diagnosis import Finding, diagnose_curve
 from .head_mask import head_importance, mask_heads
@@ -29,5 +31,6 @@ __all__ = [
     "diagnose_curve",
     "head_importance",
     "mask_heads",
+    "prune_heads",
     "record_attention",
 ]

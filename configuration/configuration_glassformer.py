@@ -153,6 +153,7 @@ class GlassformerConfig(PreTrainedConfig):
     feed_forward_bias: bool = True
     qk_norm: bool = False  # normalise queries and keys, head by head
     attention_window: int | None = None  # see only tokens less than this many positions away
+    pruned_heads: dict[str, list[int]] | None = None  # {"encoder.0": [1, 3]}: without these; kinds are encoder, decoder, cross
 
     # Positions
     position_encoding: str = "sinusoidal"
@@ -372,6 +373,7 @@ class GlassformerConfig(PreTrainedConfig):
             if (value := getattr(self, name)) not in valid and (name, value) != ("problem_type", None):
                 raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(valid)}.")
         self._validate_heads()
+        self._validate_pruned_heads()
         self._validate_special_ids()
         if self.attention_window == 1:
             raise ValueError("attention_window=1 lets a token see itself alone: choose at least 2, or None for no window.")
@@ -416,6 +418,16 @@ class GlassformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model={self.d_model} is odd, but sinusoidal positions pair a sine with a cosine: choose an even width."
             )
+
+    def _validate_pruned_heads(self) -> None:
+        layers = {"encoder": self.num_encoder_layers, "decoder": self.num_decoder_layers}
+        layers["cross"] = self.num_decoder_layers if self.num_encoder_layers else 0
+        places = {f"{kind}.{layer}" for kind, count in layers.items() for layer in range(count)}
+        for place, heads in (self.pruned_heads or {}).items():
+            if place not in places:
+                raise ValueError(f"pruned_heads names {place!r}, which is not there: choose from {', '.join(sorted(places))}.")
+            if not set(heads) < set(range(self.num_heads)):
+                raise ValueError(f"pruned_heads takes {heads} of {place!r}: take some of 0 to {self.num_heads - 1}, not all.")
 
     def _validate_special_ids(self) -> None:
         for name in SPECIAL_IDS:

@@ -13,7 +13,7 @@ into heads, and hands them to the attention function that the config names: ours
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from .masking import causal_mask, check_boolean, expand_mask
 from .near import Near, near_attention_forward
 from .norms import NORMS
 from .positions import rotate
+from .pruning import Pruned
 
 
 # B batch, H heads, G key/value heads, T queries (target), S keys (source), D model width, K width of one head
@@ -135,6 +136,7 @@ class MultiHeadAttention(nn.Module):
         layer_idx: where this layer's keys and values are kept in a cache.
         is_causal: whether "no mask" means "causal", as in a decoder's self-attention.
         window: how far self-attention looks, for kernels that take this as a number beside the mask.
+        pruned: heads that are left out, and key/value heads that serve nobody with them (see `pruning.py`).
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class MultiHeadAttention(nn.Module):
         layer_idx: int | None = None,
         is_causal: bool = False,
         window: int | None = None,
+        pruned: Sequence[int] = (),
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -161,9 +164,13 @@ class MultiHeadAttention(nn.Module):
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}.")
         self.d_model = d_model
-        self.num_heads = num_heads
         self.d_k = d_model // num_heads
+        self.pruned = Pruned(num_heads, num_kv_heads, pruned) if pruned else None
         self.num_key_value_groups = num_heads // num_kv_heads
+        if self.pruned is not None:
+            num_heads, num_kv_heads = len(self.pruned.heads), len(self.pruned.kv_heads)
+            self.num_key_value_groups = self.pruned.group
+        self.num_heads = num_heads
         self.scaling = self.d_k**-0.5
         self.dropout = dropout
         self.config = config
@@ -171,10 +178,10 @@ class MultiHeadAttention(nn.Module):
         self.is_causal = is_causal
         self.window = window
 
-        self.q_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias)
         self.k_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
         self.v_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.d_k, d_model, bias=bias)
         self.q_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
         self.k_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
 
@@ -241,6 +248,8 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, bias: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
         """[B, H, T, K] -> [B, T, H, K]"""
+        if self.pruned is not None:
+            k, v, mask, bias = self.pruned.match(k, v, mask, bias)
         return self.attention_function(q, k, mask)(
             self,
             q,

@@ -34,11 +34,11 @@ class DecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int = 0):
         super().__init__()
-        self.self_attn = make_attention(config, layer_idx, is_causal=True, window=config.attention_window)
+        self.self_attn = make_attention(config, "decoder", layer_idx, window=config.attention_window)
         self.self_attn_norm = make_norm(config)
         self.has_memory = config.is_encoder_decoder
         if self.has_memory:
-            self.cross_attn = make_attention(config, layer_idx)
+            self.cross_attn = make_attention(config, "cross", layer_idx)
             self.cross_attn_norm = make_norm(config)
         self.feed_forward = make_feed_forward(config)
         self.feed_forward_norm = make_norm(config)

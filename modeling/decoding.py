@@ -126,7 +126,8 @@ def can_step(model: Any, cache: Cache) -> bool:
     caches = [cache.self_attention_cache, cache.cross_attention_cache] if isinstance(cache, EncoderDecoderCache) else [cache]
     plain_caches = all(type(part) is DynamicCache and not part.offloading for part in caches)
     config = model.config
-    plain_config = config.attention_window is None and config._attn_implementation in ("sdpa", "eager")
+    plain_heads = config.attention_window is None and not config.pruned_heads
+    plain_config = plain_heads and config._attn_implementation in ("sdpa", "eager")
     recorded = config.output_attentions or config.output_hidden_states
     spread_out = hasattr(model, "hf_device_map") or any(isinstance(weight, DTensor) for weight in model.parameters())
     watched = any(module._forward_hooks or module._forward_pre_hooks for module in model.get_decoder().modules())

@@ -30,7 +30,7 @@ class EncoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int = 0):
         super().__init__()
-        self.self_attn = make_attention(config, layer_idx, window=config.attention_window)
+        self.self_attn = make_attention(config, "encoder", layer_idx, window=config.attention_window)
         self.self_attn_norm = make_norm(config)
         self.feed_forward = make_feed_forward(config)
         self.feed_forward_norm = make_norm(config)

@@ -51,7 +51,8 @@ def make_norm(config) -> nn.Module:
     return NORMS[config.norm](config.d_model, eps=config.norm_eps)
 
 
-def make_attention(config, layer_idx: int, is_causal: bool = False, window: int | None = None) -> MultiHeadAttention:
+def make_attention(config, kind: str, layer_idx: int, window: int | None = None) -> MultiHeadAttention:
+    """`kind` is whose queries look where: "encoder" and "decoder" at themselves, "cross" from the decoder at the encoder."""
     return MultiHeadAttention(
         config.d_model,
         config.num_heads,
@@ -62,8 +63,9 @@ def make_attention(config, layer_idx: int, is_causal: bool = False, window: int 
         norm_eps=config.norm_eps,
         config=config,
         layer_idx=layer_idx,
-        is_causal=is_causal,
+        is_causal=kind == "decoder",
         window=window,
+        pruned=(config.pruned_heads or {}).get(f"{kind}.{layer_idx}", ()),
     )
 
 

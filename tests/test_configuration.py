@@ -30,7 +30,7 @@ CHANGED = {
     "vocab_size": 101, "d_model": 48, "num_heads": 6, "num_kv_heads": 3, "d_ff": 80, "num_encoder_layers": 1,
     "num_decoder_layers": 2, "max_position_embeddings": 33, "norm": "rmsnorm", "norm_position": "post", "norm_eps": 1e-3,
     "activation": "silu", "gated_feed_forward": True, "attention_bias": False, "feed_forward_bias": False, "qk_norm": True,
-    "attention_window": 9, "position_encoding": "rope", "relative_attention_num_buckets": 16,
+    "attention_window": 9, "pruned_heads": {"cross.1": [0, 4]}, "position_encoding": "rope", "relative_attention_num_buckets": 16,
     "relative_attention_max_distance": 64, "scale_embedding": False, "embedding_norm": True, "tie_word_embeddings": False,
     "embedding_tying": "target-output", "logit_softcap": 30.0, "pooling": "last", "dropout": 0.2, "attention_dropout": 0.3,
     "activation_dropout": 0.4, "token_dropout": 0.35, "layer_drop": 0.05, "label_smoothing": 0.15,
@@ -327,6 +327,8 @@ MISTAKES = {
     "their-names": ({"hidden_size": 20, "num_attention_heads": 6}, ["d_model=20", "num_heads=6", "change one of them"]),
     "kv-heads": ({"num_kv_heads": 3}, ["num_kv_heads=3", "num_heads=8", "divide"]),
     "more-kv-heads-than-heads": ({"num_kv_heads": 16}, ["num_kv_heads=16", "num_heads=8", "divide"]),
+    "pruned-nowhere": ({"pruned_heads": {"cross.9": [1]}}, ["'cross.9'", "not there", "cross.0"]),
+    "pruned-too-many": ({"pruned_heads": {"encoder.0": [7, 8]}}, ["[7, 8]", "'encoder.0'", "0 to 7"]),
     "odd-rope": ({"d_model": 24, **ROPE_POSITIONS}, ["3 wide", "d_model=24", "num_heads=8", "even"]),
     "odd-sinusoidal": ({"d_model": 9, "num_heads": 3}, ["d_model=9", "sinusoidal", "even"]),
     "no-layers": (
