@@ -107,3 +107,21 @@ def test_parquet_files_of_one_split_may_differ_in_columns_that_nobody_needs(tmp_
     Dataset.from_dict({"text": TEXTS}).to_parquet(tmp_path / "b.parquet")
     files = {"train": [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]}
     assert load_rows(Data(files=files), {"text": True})["train"]["text"][:] == TEXTS * 2
+
+
+def test_a_classifier_may_start_from_one_of_other_classes(tmp_path):
+    """All but the output layer is taken over; a size that differs elsewhere is a mistake."""
+    first = train(
+        task_recipe(tmp_path / "first", "sequence_classification", {"training.steps": 3, "evaluation.metrics": ["accuracy"]})
+    )
+    changes = {
+        "model": {"path": str(first)}, "data.labels": ["in", "ut", "new"], "training.steps": 1, "schedule.warmup_steps": 0,
+        "evaluation.metrics": ["accuracy"],
+    }  # fmt: skip
+    folder = train(task_recipe(tmp_path / "second", "sequence_classification", changes))
+    before, after = load_file(first / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert len(before["classifier.weight"]) == 2 and len(after["classifier.weight"]) == 3
+    assert max(float((before[name] - after[name]).abs().max()) for name in before if "layers" in name) < 0.02
+    changes["model"]["d_ff"] = 8
+    with pytest.raises(RecipeError, match="in another size: leave out"):
+        train(task_recipe(tmp_path / "third", "sequence_classification", changes))

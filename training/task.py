@@ -336,14 +336,25 @@ def build_model(task: Task, checkpoint: Path | None = None) -> PreTrainedModel:
     """From a checkpoint of this run, from the weights that the recipe starts from, or from scratch."""
     head = head_of(task)
     config = task.config if task.recipe.baseline is None else head.config_like(task.config)
-    start = checkpoint or task.recipe.model.get("path")
-    if start:
-        model = head.from_pretrained(expand_path(str(start)), config=config, dtype=torch.float32)
+    torch.manual_seed(task.recipe.seed)
+    if checkpoint is not None:
+        model = head.from_pretrained(checkpoint, config=config, dtype=torch.float32)
+    elif path := task.recipe.model.get("path"):
+        model = start_from(expand_path(path), head, config)
     else:
-        torch.manual_seed(task.recipe.seed)
         model = head(config)
     if model.can_generate():
         model.generation_config = generation_config(task)
+    return model
+
+
+def start_from(path: str, head: Any, config: GlassformerConfig) -> PreTrainedModel:
+    """The weights that are there; a classifier of other classes gets an output layer of its own."""
+    model, found = head.from_pretrained(
+        path, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    if others := [name for name, *_ in found["mismatched_keys"] if not name.startswith("classifier.")]:
+        raise RecipeError(f"{path} has {others[0]} in another size: leave out the fields of model that change it.")
     return model
 
 
