@@ -12,8 +12,9 @@ from glassformer.pruning import prune_heads
 from .capture import Attention, record_attention
 from .diagnosis import Finding, diagnose_curve
 from .head_mask import head_importance, mask_heads
-from .hooks import ActivationStats, AttentionHealth, GradientMonitor, ShapeTracer
+from .hooks import ActivationStats, AttentionHealth, GradientMonitor
 from .patterns import HeadReport, analyze_heads
+from .tracing import MemoryEstimate, ShapeTracer
 from .visualizer import AttentionVisualizer, Capture
 
 
@@ -26,6 +27,7 @@ __all__ = [
     "Finding",
     "GradientMonitor",
     "HeadReport",
+    "MemoryEstimate",
     "ShapeTracer",
     "analyze_heads",
     "diagnose_curve",

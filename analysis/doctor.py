@@ -13,9 +13,11 @@ After: the curves, the gradients along the way, and the heads of the model that 
 
 import copy
 import dataclasses
+import logging
 import math
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ from glassformer.training.task import Task, build_model, prepare
 
 from .checks import check_folder
 from .diagnosis import Finding, diagnose_curve
-from .hooks import EXPLODING, VANISHING, AttentionHealth, GradientMonitor, ShapeTracer
+from .hooks import EXPLODING, VANISHING, AttentionHealth, GradientMonitor, format_table
+from .tracing import MemoryEstimate, ShapeTracer
 
 
 OVERFIT_STEPS = 60
@@ -65,13 +68,17 @@ class Report:
 def examine_recipe(recipe: Recipe) -> Report:
     """Nothing is written; a tokenizer is trained if need be."""
     recipe = scaled(recipe)
-    task, report = prepare(recipe), Report()
+    with told() as messages:
+        task, report = prepare(recipe), Report()
     batch = first_batch(task)
     model = build_model(task).train()
-    with ShapeTracer(model) as shapes, torch.no_grad():
+    with ShapeTracer(model) as shapes:
         loss_of(task, model, batch)
     report.say("Shapes of one batch", shapes.table())
-    report.findings += [*look_at_rows(task), *look_at_padding(task, batch)]
+    with MemoryEstimate(model, recipe.optimizer.name) as memory:
+        loss_of(task, model, batch)
+    report.say("Memory", memory.table())
+    report.findings += [*look_at_rows(task, messages, report), *look_at_padding(task, batch)]
     report.findings += [*look_at_first_loss(task, model, batch), *look_at_labels(task, model, batch)]
     report.findings += look_at_gradients(task, model, batch, report)
     report.findings += [*look_at_masks(model), *overfit_one_batch(task, model, batch, report)]
@@ -87,31 +94,69 @@ def loss_of(task: Task, model: Any, batch: dict[str, Tensor]) -> Tensor:
     return model(**batch, num_items_in_batch=max(task.objective.num_items(batch), 1), **task.objective.loss_options).loss
 
 
-def look_at_rows(task: Task) -> Iterator[Finding]:
-    """Rows that splits share, tokens that the tokenizer does not know, rows that were cut."""
-    seen: dict[str, set[str]] = {}
-    for split, rows in task.rows.items():
-        if isinstance(rows, Dataset):
-            roles = [role for role in rows.column_names if role in TEXTS]
-            columns = [rows.select(range(min(ROWS, len(rows))) if split != "train" else range(len(rows)))[role] for role in roles]
-            seen[split] = {"\n".join(map(str, values)) for values in zip(*columns)}
-    for split in seen.keys() - {"train"}:
-        shared = len(seen[split] & seen.get("train", set()))
-        if shared > 0.01 * len(seen[split]):
-            yield Finding(
-                "shared rows", f"{shared} of {len(seen[split])} {split} rows are training rows as well.",
-                "the splits were drawn from rows that repeat.", "take these rows out of the training split.",
-            )  # fmt: skip
-    ids = (
-        task.encoded["train"].select(range(min(ROWS, len(task.encoded["train"]))))["input_ids"] if "train" in task.encoded else []
-    )
-    tokens, unknown = sum(map(len, ids)), task.tokenizer.unk_token_id
-    share = sum(row.count(unknown) for row in ids) / max(tokens, 1) if unknown is not None else 0.0
-    if share > 0.01:
-        yield Finding(
-            "unknown tokens", f"{share:.1%} of the training tokens are unknown to the tokenizer.",
-            "the vocabulary is too small, or was made from other texts.", "raise tokenizer.vocab_size, or use byte_bpe.",
-        )  # fmt: skip
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """What our code says meanwhile, such as of rows that are empty and left out."""
+    messages: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    listener, logger = Listener(logging.WARNING), logging.getLogger("glassformer")
+    logger.addHandler(listener)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(listener)
+
+
+def look_at_rows(task: Task, messages: list[str], report: Report) -> Iterator[Finding]:
+    """Rows that splits share or that are cut, and tokens that the tokenizer does not know."""
+    shares = {split: shares_of(task, split) for split, rows in task.rows.items() if isinstance(rows, Dataset)}
+    lines = [[split, f"{len(task.rows[split]):,}", *(f"{share:.1%}" for share in row.values())] for split, row in shares.items()]
+    report.say("Rows", "\n".join([format_table(["split", "rows", *next(iter(shares.values()), {})], lines), *messages]))
+    for split, row in shares.items():
+        for name, share in row.items():
+            if share > 0.01 and (name != "cut" or share > 0.1):
+                yield Finding(f"{name} rows" if name != "unknown" else "unknown tokens", *ROW_FAULTS[name](split, share))
+
+
+def shares_of(task: Task, split: str) -> dict[str, float]:
+    """Of the rows of a split, or of its tokens; of long splits, the first rows."""
+    encoded, limit, unknown = task.encoded[split], task.objective.max_length, task.tokenizer.unk_token_id
+    ids = encoded.select(range(min(ROWS, len(encoded))))["input_ids"]
+    tokens = max(sum(map(len, ids)), 1)
+    texts = texts_of(task, split, ROWS)
+    return {
+        "shared": 0.0 if split == "train" else len(texts & texts_of(task, "train")) / max(len(texts), 1),
+        "cut": sum(length >= limit for length in encoded["length"]) / len(encoded),
+        "unknown": 0.0 if unknown is None else sum(row.count(unknown) for row in ids) / tokens,
+    }
+
+
+def texts_of(task: Task, split: str, limit: int | None = None) -> set[str]:
+    rows = task.rows.get(split)
+    if not isinstance(rows, Dataset):
+        return set()
+    few = rows.select(range(min(limit or len(rows), len(rows))))
+    return {"\n".join(map(str, values)) for values in zip(*(few[role] for role in few.column_names if role in TEXTS))}
+
+
+ROW_FAULTS = {
+    "shared": lambda split, share: (
+        f"{share:.1%} of the {split} rows are training rows as well.", "the splits were drawn from rows that repeat.",
+        "take these rows out of the training split.",
+    ),
+    "cut": lambda split, share: (
+        f"{share:.1%} of the {split} rows are cut to fit.", "texts are longer than data.max_length.",
+        "raise data.max_length, or split the texts.",
+    ),
+    "unknown": lambda split, share: (
+        f"{share:.1%} of the {split} tokens are unknown to the tokenizer.",
+        "the vocabulary is too small, or was made from other texts.", "raise tokenizer.vocab_size, or use byte_bpe.",
+    ),
+}  # fmt: skip
 
 
 def look_at_padding(task: Task, batch: dict[str, Tensor]) -> Iterator[Finding]:

@@ -5,11 +5,11 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""Watching a model at work, for the length of a `with`: shapes, activations, gradients and the health of its heads.
+"""Watching a model at work, for the length of a `with`: activations, gradients and the health of its heads.
 
-    with ShapeTracer(model) as shapes:
+    with ActivationStats(model) as stats:
         model(**batch)
-    print(shapes.table())
+    print(stats.table())
 
 Each puts hooks on the modules it watches and takes them away again, whatever happens in between.
 """
@@ -80,40 +80,6 @@ def format_table(head: list[str], rows: list[list[str]]) -> str:
         )
         for line in (head, *rows)
     )
-
-
-# Shapes
-
-
-@dataclass
-class Shapes:
-    name: str
-    kind: str
-    inputs: list[tuple[int, ...]]
-    outputs: list[tuple[int, ...]]
-    parameters: int  # of the module itself, without those inside it
-
-
-class ShapeTracer(Watch):
-    """Which shapes go through each module, in the order of the forward pass: `rows`, and `table()` to print."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__(model)
-        self.rows: list[Shapes] = []
-
-    def see(self, name: str, module: nn.Module, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        own = sum(p.numel() for p in module.parameters(recurse=False))
-        read, written = ([tuple(x.shape) for x in several] for several in (inputs, outputs))
-        self.rows.append(Shapes(name, type(module).__name__, read, written, own))
-
-    def table(self) -> str:
-        rows = [[row.name, row.kind, first(row.inputs), first(row.outputs), f"{row.parameters:,}"] for row in self.rows]
-        return format_table(["module", "class", "input", "output", "parameters"], rows)
-
-
-def first(shapes: list[tuple[int, ...]]) -> str:
-    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
-    return f"{list(shapes[0])}{more}" if shapes else "-"
 
 
 # Activations

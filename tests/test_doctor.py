@@ -37,7 +37,8 @@ def test_a_sound_recipe_has_nothing(tmp_path, task):
     report = examine_recipe(recipe_for(tmp_path, task))
     assert [str(finding) for finding in report.findings] == []
     text = str(report)
-    assert "Shapes of one batch" in text and "Gradients of one batch" in text and "Nothing is wrong" in text
+    assert all(title in text for title in ("Shapes of one batch", "memory of an update", "FLOPs"))
+    assert "Gradients of one batch" in text and "Nothing is wrong" in text
     assert not (tmp_path / "run").exists()
 
 
@@ -91,7 +92,18 @@ def test_rows_that_training_and_validation_share_and_unknown_words(tmp_path):
             "tokenizer": {"kind": "word", "vocab_size": 12}, "evaluation.metrics": ["loss"],
         },
     )  # fmt: skip
-    assert {"shared rows", "unknown tokens"} <= found(recipe)
+    recipe.data.max_length = 6
+    report = examine_recipe(recipe)
+    assert {"shared rows", "unknown tokens", "cut rows"} <= {finding.name for finding in report.findings}
+    [line] = [line.split() for line in str(report).splitlines() if line.startswith("validation")]
+    assert line[:3] == ["validation", "240", "100.0%"] and line[3] == "100.0%"
+
+
+def test_rows_without_tokens(tmp_path):
+    rows = [{"text": text} for text in [*TEXTS * 8, " ", ""]]
+    recipe = recipe_for(tmp_path, "causal_lm")
+    recipe.data.source = str(write_rows(tmp_path / "blanks.jsonl", rows))
+    assert "2 of 66 train rows" in str(examine_recipe(recipe))
 
 
 def test_a_part_that_is_not_trained(tmp_path, monkeypatch):
