@@ -45,6 +45,7 @@ from .tracing import MemoryEstimate, ShapeTracer
 OVERFIT_STEPS = 60
 LEARNT = 0.5  # of the first loss: what is left when one batch is being learnt
 ROWS = 2000  # of a split, to look at
+LARGE_UPDATE, SMALL_UPDATE = 0.1, 1e-7  # of the size of the weights
 
 
 @dataclass
@@ -294,6 +295,7 @@ def examine_run(folder: Path) -> Report:
     writes = trained is not None and trained.model.get_output_embeddings() is not None
     report.findings += diagnose_curve(training, validation, math.log(size) if writes and size else None)
     report.findings += look_at_norms(norms)
+    report.findings += look_at_updates([record["inside"]["update"] for record in records if "inside" in record])
     if trained is not None:
         report.findings += look_at_heads(trained.model)
     return report
@@ -311,6 +313,21 @@ def look_at_norms(norms: list[float]) -> Iterator[Finding]:
             "vanishing gradients", f"No gradient norm is above {max(finite):.2g}.", "the model is saturated or cut off.",
             "start anew with a lower learning rate.",
         )  # fmt: skip
+
+
+def look_at_updates(ratios: list[dict[str, float]]) -> Iterator[Finding]:
+    """How far a step moves the weights of a layer: about a thousandth of their size is usual."""
+    for layer, ratio in (ratios[-1] if ratios else {}).items():
+        if ratio > LARGE_UPDATE:
+            yield Finding(
+                "large updates", f"A step moves {layer} by {ratio:.0%} of its size.", "the learning rate is too high.",
+                "lower optimizer.lr, raise schedule.warmup_steps.",
+            )  # fmt: skip
+        elif ratio < SMALL_UPDATE:
+            yield Finding(
+                "small updates", f"A step moves {layer} by {ratio:.1g} of its size.", "the learning rate is too low, or is over.",
+                "raise optimizer.lr, or stop training.",
+            )  # fmt: skip
 
 
 @torch.no_grad()

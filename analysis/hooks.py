@@ -131,7 +131,7 @@ class Gradient:
 class GradientMonitor:
     """Norms of gradients and weights, and how far an optimiser's step moved them: `rows` by parameter, after the `with`.
 
-    Put forward pass, backward pass and step inside, and look before gradients are set to zero.
+    Put backward pass and step inside. Gradients are taken as they come, before anybody cuts them or sets them to zero.
     """
 
     def __init__(self, model: nn.Module):
@@ -140,15 +140,27 @@ class GradientMonitor:
 
     def __enter__(self) -> "GradientMonitor":
         self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.norms: dict[str, float] = {}
+        self._hooks = ExitStack()
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                self._hooks.callback(p.register_post_accumulate_grad_hook(self._hook(name)).remove)
         return self
 
+    def _hook(self, name: str):
+        def hook(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self.norms[name] = float(parameter.grad.norm())
+
+        return hook
+
     def __exit__(self, *error: Any) -> None:
+        self._hooks.close()
         for name, p in self.model.named_parameters():
-            if p.grad is None:
-                continue
-            before = self.before[name]
-            size, moved = float(before.norm()), float((p.detach() - before).norm())
-            self.rows[name] = Gradient(float(p.grad.norm()), size, moved / size if moved and size else None)
+            if name in self.norms:
+                before = self.before[name]
+                size, moved = float(before.norm()), float((p.detach() - before).norm())
+                self.rows[name] = Gradient(self.norms[name], size, moved / size if moved and size else None)
         self.before.clear()
 
     @property

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import tiny_config, tiny_language_model
+from models import tiny_config
 from torch import nn
 
 from glassformer import GlassformerModel

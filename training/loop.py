@@ -138,7 +138,8 @@ class Training:
         self.model.train()
         epoch = self.state.position.epoch
         for batches, position, ends_epoch in self.timed(with_last(self.loader.updates(self.state.position))):
-            self.update(batches)
+            with self.looking_inside(batches):
+                self.update(batches)
             self.state.position = Position(epoch + 1) if ends_epoch else position
             self.after_update(ends_epoch)
             if self.is_over:
@@ -198,6 +199,20 @@ class Training:
             if not saves:
                 self.save("pause")
             raise self.interruption()
+
+    @contextlib.contextmanager
+    def looking_inside(self, batches: list[MicroBatch]) -> Iterator[None]:
+        """Around an update; what hooks see goes to the log if that is due."""
+        every, step = self.recipe.logging.inside, self.state.step + 1
+        if not every or step % every:
+            yield
+            return
+        from glassformer.analysis.inside import look_inside
+
+        batch = {name: tensor.to(self.accelerator.device) for name, tensor in batches[0].tensors.items()}
+        with look_inside(self.plain_model, batch) as found:
+            yield
+        self.log.record(step, inside=found)
 
     # Beginnings
 

@@ -150,6 +150,7 @@ class Checkpoints:
 @dataclass
 class Logging:
     every: int = 20  # updates
+    inside: int | None = None  # updates after which gradients, activations and attention are looked at, layer by layer
     tensorboard: bool = True
     wandb: bool = False
 
@@ -378,7 +379,7 @@ POSITIVE = (
     "objective.mean_length", "batching.tokens", "batching.examples", "batching.accumulation", "optimizer.lr", "optimizer.eps",
     "optimizer.clip_norm", "schedule.decay_steps", "schedule.power", "training.steps", "training.epochs", "training.minutes",
     "training.patience", "evaluation.every", "evaluation.limit", "evaluation.tokens", "checkpoints.every", "checkpoints.keep",
-    "checkpoints.average", "logging.every", "evaluation.overlap", "reference.seeds", "reference.goal",
+    "checkpoints.average", "logging.every", "logging.inside", "evaluation.overlap", "reference.seeds", "reference.goal",
 )  # fmt: skip
 FRACTIONS = ("data.validation_fraction", "tokenizer.dropout", "objective.rate", "training.ema", "schedule.final_ratio")
 NOT_NEGATIVE = (
