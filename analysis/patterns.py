@@ -23,9 +23,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import pictures
 from .capture import KINDS, Attention, record_attention
 from .heads import HeadStatistics, cross_patterns, self_patterns
+from .redundancy import HeadDistances, draw_distances, head_names
+from .syntax import check_parse, syntactic_patterns
 
 
-Row = str | dict[str, str]  # a text, or a source with its target
+Row = str | dict[str, Any]  # a text, a source with its target, or words with their parse (see `syntax.py`)
 Heads = dict[tuple[str, int], HeadStatistics]  # kind and layer
 
 
@@ -35,11 +37,13 @@ class HeadReport:
 
     rows: list[dict[str, Any]]
     texts: int
+    distances: dict[str, Tensor]  # by kind, [N, N]: how far apart its heads are, in the order of the rows
 
     def save(self, path: Path) -> list[Path]:
-        """`path`.csv, `path`.json and `path`.png"""
+        """`path`.csv, `path`.json, `path`.png and `path`-likeness.png"""
         path.parent.mkdir(parents=True, exist_ok=True)
         table, facts, picture = (path.with_suffix(suffix) for suffix in (".csv", ".json", ".png"))
+        likeness = path.with_name(f"{path.stem}-likeness.png")
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
         with table.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
@@ -47,68 +51,96 @@ class HeadReport:
             writer.writerows(self.rows)
         facts.write_text(json.dumps({"texts": self.texts, "heads": self.rows}, indent=2) + "\n", encoding="utf-8")
         pictures.draw_summary(self.rows, picture)
-        return [table, facts, picture]
+        draw_distances(self.distances, {kind: head_names(self.rows, kind) for kind in self.distances}, likeness)
+        return [table, facts, picture, likeness]
 
 
 def analyze_heads(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row], batch_size: int = 32
 ) -> HeadReport:
-    """Rows are texts or, for models of two stacks, dicts with `source` and `target`."""
+    """Rows are texts or, for models of two stacks, dicts with `source` and `target`; parses stand beside `words`."""
     heads: Heads = {}
+    distances: dict[str, HeadDistances] = {}
     delimiters, count, iterator = delimiter_ids(tokenizer), 0, iter(rows)
     was_training = model.training
     model.eval()
     try:
         while batch := list(islice(iterator, batch_size)):
-            inputs = tokenize(model, tokenizer, batch)
+            inputs, syntax = tokenize(model, tokenizer, batch)
             with torch.no_grad(), record_attention(model) as attention:
                 model(**inputs)
-            add_batch(heads, attention, inputs, delimiters)
+            add_batch(heads, distances, attention, inputs, delimiters, syntax)
             count += len(batch)
     finally:
         model.train(was_training)
     if not count:
         raise ValueError("There are no texts to look at: pass at least one.")
     places = sorted(heads, key=lambda place: (KINDS.index(place[0]), place[1]))
-    return HeadReport(
-        [
-            {"kind": kind, "layer": layer, "head": head, **row}
-            for kind, layer in places
-            for head, row in enumerate(heads[kind, layer].describe())
-        ],
-        count,
-    )
+    described = [
+        {"kind": kind, "layer": layer, "head": head, **row}
+        for kind, layer in places
+        for head, row in enumerate(heads[kind, layer].describe())
+    ]
+    clusters = [f"{kind} {number}" for kind, several in distances.items() for number in several.clusters()]
+    for row, cluster in zip(described, clusters, strict=True):
+        row["cluster"] = cluster
+    return HeadReport(described, count, {kind: several.mean() for kind, several in distances.items()})
 
 
-def tokenize(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> dict[str, Tensor]:
-    """A batch, padded on the right; targets as the decoder reads them."""
+def tokenize(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]
+) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    """A batch, padded on the right, targets as the decoder reads them; and patterns of the source's syntax, where it is known."""
     two_stacks = model.config.is_encoder_decoder
-    if two_stacks and not all(isinstance(row, dict) and {"source", "target"} <= row.keys() for row in rows):
+    if two_stacks and not all(isinstance(row, dict) and "target" in row and {"source", "words"} & row.keys() for row in rows):
         raise ValueError("A model of two stacks reads pairs: pass dicts with source and target.")
-    texts = [row if isinstance(row, str) else row.get("source", row.get("text", "")) for row in rows]
     options: dict[str, Any] = {"padding": True, "truncation": True, "return_tensors": "pt", "padding_side": "right"}
-    inputs = {name: tokenizer(texts, **options)[name] for name in ("input_ids", "attention_mask")}
+    parsed = isinstance(rows[0], dict) and "words" in rows[0]
+    texts = [row if isinstance(row, str) else row.get("words") or row.get("source", row.get("text", "")) for row in rows]
+    read = tokenizer(texts, is_split_into_words=parsed, **options)
+    inputs = {name: read[name] for name in ("input_ids", "attention_mask")}
     if two_stacks:
         start = tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
         targets = tokenizer([start + row["target"] for row in rows if isinstance(row, dict)], add_special_tokens=False, **options)
         inputs |= {"decoder_input_ids": targets["input_ids"], "decoder_attention_mask": targets["attention_mask"]}
-    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    syntax = [parse_of(row, read.word_ids(number)) for number, row in enumerate(rows)] if parsed else [{} for _ in rows]
+    return {name: tensor.to(model.device) for name, tensor in inputs.items()}, syntax
 
 
-def add_batch(heads: Heads, attention: Attention, inputs: dict[str, Tensor], delimiters: set[int]) -> None:
+def parse_of(row: Row, word_of: list[int | None]) -> dict[str, Tensor]:
+    """Pairs of tokens [T, T], padding included."""
+    if isinstance(row, str) or "governors" not in row:
+        raise ValueError("A row with words needs their governors, as all rows beside it: see glassformer.analysis.syntax.")
+    check_parse(row["words"], row["governors"], row.get("relations"))
+    return syntactic_patterns(word_of, row["governors"], row.get("relations"))
+
+
+def add_batch(
+    heads: Heads,
+    distances: dict[str, HeadDistances],
+    attention: Attention,
+    inputs: dict[str, Tensor],
+    delimiters: set[int],
+    syntax: list[dict[str, Tensor]],
+) -> None:
     source = unpadded(inputs["input_ids"], inputs["attention_mask"])
     target = unpadded(inputs["decoder_input_ids"], inputs["decoder_attention_mask"]) if "decoder_input_ids" in inputs else source
     for kind in KINDS:
-        for layer in attention.layers(kind):
-            weights = attention.weights(kind, layer)  # [B, H, T, S]
-            statistics = heads.setdefault((kind, layer), HeadStatistics(weights.shape[1]))
-            for example in range(len(weights)):
-                queries = source[example] if kind == "encoder" else target[example]
-                keys = target[example] if kind == "decoder" else source[example]
-                patterns = (
-                    cross_patterns(len(queries), keys, delimiters) if kind == "cross" else self_patterns(queries, delimiters)
-                )
-                statistics.add(weights[example, :, : len(queries), : len(keys)], patterns, is_causal=kind == "decoder")
+        layers = [attention.weights(kind, layer) for layer in attention.layers(kind)]  # each [B, H, T, S]
+        for example in range(len(source)) if layers else ():
+            queries = source[example] if kind == "encoder" else target[example]
+            keys = target[example] if kind == "decoder" else source[example]
+            if kind == "cross":
+                patterns = cross_patterns(len(queries), keys, delimiters)
+            else:
+                patterns = self_patterns(queries, delimiters)
+                if queries is source[example]:
+                    patterns |= {name: pairs[: len(queries), : len(keys)] for name, pairs in syntax[example].items()}
+            maps = [weights[example, :, : len(queries), : len(keys)] for weights in layers]
+            for layer, weights in zip(attention.layers(kind), maps):
+                statistics = heads.setdefault((kind, layer), HeadStatistics(len(weights)))
+                statistics.add(weights, patterns, is_causal=kind == "decoder")
+            distances.setdefault(kind, HeadDistances()).add(torch.cat(maps))
 
 
 def unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import pictures
 from .capture import KINDS, Attention, record_attention
+from .flow import draw_flow, measure_flow
 from .labels import join_words, token_labels, word_groups
 from .patterns import HeadReport, Row, analyze_heads
 from .position_maps import position_map
@@ -141,6 +142,24 @@ class AttentionVisualizer:
         """All layers and heads in one figure: how widely they look, and what they do."""
         report = analyze_heads(self.model, self.tokenizer, dataset)
         return pictures.draw_summary(report.rows, Path(save_path))
+
+    def plot_norm_and_gradient_flow(self, text: str, save_path: str | Path, target: str | None = None) -> Path:
+        """How large the residual stream is after each layer, and the gradient of the loss of this text in each layer.
+
+        A language model is asked for the text itself, an encoder-decoder for the target, a classifier for what it answers.
+        """
+        if not text.strip() or (target is None and self.model.config.is_encoder_decoder):
+            raise ValueError("There is no loss without a text and, of a model of two stacks, a target: pass them.")
+        inputs = self.tokenizer(text, return_tensors="pt").to(self.model.device)
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        if target is not None:
+            inputs["labels"] = self.tokenizer(text_target=target, return_tensors="pt").input_ids.to(self.model.device)
+        elif self.model.get_output_embeddings() is not None:
+            inputs["labels"] = inputs["input_ids"]
+        else:
+            with torch.no_grad():
+                inputs["labels"] = self.model(**inputs).logits.argmax(-1)
+        return draw_flow(measure_flow(self.model, inputs), Path(save_path))
 
     def plot_positions(self, save_path: str | Path, length: int = 64) -> Path:
         """The position encoding as a heat map, and how alike positions are to the model."""
