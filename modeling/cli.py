@@ -152,6 +152,23 @@ def doctor(
 
 
 @app.command()
+def heads(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the page, tables and pictures.")] = Path("heads"),
+    rows: Annotated[int, typer.Option(help="Rows to look at.")] = 10_000,
+    judged_on: Annotated[int, typer.Option(help="Validation rows on which heads are switched off one by one.")] = 200,
+    split: Annotated[str, typer.Option(help="Where the rows are taken from.")] = "train",
+) -> None:
+    """Find out what each head of a trained model has learnt, which are alike, which matter, and what pruning costs."""
+    from glassformer.analysis.study import study_heads
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    study = study_heads(folder, output, rows, judged_on, split)
+    print(f"{len(study.report.rows)} heads over {study.report.texts} rows: {output / 'heads.md'}")
+
+
+@app.command()
 def tokenizer(
     recipe: RecipeName,
     output: Annotated[Path, typer.Argument(help="The folder to write to.")],
