@@ -3,7 +3,7 @@
     python scripts/results.py NAME [NAME ...]     all seeds of these recipes and their baselines -> docs/results.md
     python scripts/results.py NAME --alone        the same without the baselines, which take as long again
     python scripts/results.py --smoke             every recipe at a hundredth of its size, to see that all of it runs
-    python scripts/results.py --page              docs/results.md again, from what docs/results/ holds
+    python scripts/results.py --page              docs/results.md and README's table again, from what docs/results/ holds
 
 Runs are kept below runs/results, where one that was stopped goes on. What the page needs of them is in docs/results.
 """
@@ -26,6 +26,7 @@ from glassformer.training.recipe import Recipe, RecipeError, get_key, load_recip
 
 ROOT = Path(__file__).parents[1]
 RUNS, PAGE, FACTS = ROOT / "runs" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "results"
+README, MARKS = ROOT / "README.md", ("<!-- results -->\n", "<!-- end of results -->\n")
 SMOKE = 0.01
 BUILT_IN = "builtin:"  # the rows of these corpora are ours to show
 
@@ -43,6 +44,7 @@ def main(
         (FACTS / f"{name}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     if names or page:
         PAGE.write_text(write_page())
+        README.write_text(with_table(README.read_text()))
         print(f"Written: {PAGE}")
 
 
@@ -143,10 +145,27 @@ def name_of(label: Any, recipe: Recipe) -> Any:
 
 def write_page() -> str:
     head = (ROOT / "docs" / "results" / "head.md").read_text()
-    facts = {path.stem: json.loads(path.read_text()) for path in sorted(FACTS.glob("*.json"))}
+    facts = all_facts()
     table = ["| recipe | result | goal | published | time | parameters |", "| --- | --- | --- | --- | --- | --- |"]
     table += [row(load_recipe(name), several) for name, several in facts.items()]
     return "\n".join([head, *table, "", *(section(load_recipe(name), several) for name, several in facts.items())])
+
+
+def all_facts() -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(FACTS.glob("*.json"))}
+
+
+def with_table(readme: str) -> str:
+    """The README with the headline figures between its marks."""
+    before, rest = readme.split(MARKS[0])
+    lines = ["| recipe | result | published | time |", "| --- | --- | --- | --- |"]
+    for name, facts in all_facts().items():
+        recipe, runs = load_recipe(name), facts["runs"]["glassformer"]
+        published = recipe.reference.published[0].partition(" http")[0].rstrip(",")
+        seconds = statistics.fmean(one["seconds"] for one in runs)
+        result = f"{recipe.reference.result} **{spread(recipe, runs)}**"
+        lines.append(f"| `{name}` | {result} | {published} | {readable_time(seconds)} |")
+    return "".join([before, MARKS[0], "\n".join(lines), "\n", MARKS[1], rest.split(MARKS[1])[1]])
 
 
 def row(recipe: Recipe, facts: dict[str, Any]) -> str:

@@ -34,6 +34,12 @@ def test_the_page_holds_the_figures_of_the_runs(name):
     assert (ROOT / "docs" / "results" / f"{name}.png").stat().st_size < 100_000
 
 
+def test_the_readme_holds_them_too():
+    readme = (ROOT / "README.md").read_text()
+    assert results["with_table"](readme) == readme
+    assert all(f"| `{name}` |" in readme for name in PUBLISHED)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_answers_to_foreign_rows_come_without_their_text(name):
     facts, recipe = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text()), load_recipe(name)
