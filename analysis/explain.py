@@ -132,11 +132,13 @@ def load(folder: str | Path) -> AttentionVisualizer:
     try:
         config = AutoConfig.from_pretrained(folder)
         model_class = Subject(folder).model_class if config.architectures else AutoModel
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model, tokenizer = model_class.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     except (Failed, OSError, ValueError) as error:
+        if not folder.is_dir():
+            raise ValueError(f"There is no folder {folder}, and no model of this name can be had from the Hub.") from error
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{folder} cannot be loaded: give the folder of a saved model with its tokenizer ({reason})") from error
-    model = model_class.from_pretrained(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        raise ValueError(f"{folder} cannot be loaded, save its model and tokenizer again: {reason}") from error
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     target = folder / "target_tokenizer"
     return AttentionVisualizer(model, tokenizer, AutoTokenizer.from_pretrained(target) if target.is_dir() else None)
 

@@ -11,7 +11,6 @@ matplotlib orders and joins the letters of right-to-left and Indic scripts itsel
 on), but takes glyphs from the fonts it is told to use, and draws empty boxes for what these lack.
 """
 
-import os
 import unicodedata
 import warnings
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from pathlib import Path
 
 
 USUAL = "DejaVu Sans"  # comes with matplotlib
+OTHERS = ("bold", "italic", "oblique", "light", "thin", "black", "medium", "condensed", "mono")
 PACKAGE = "Noto (on Debian and Ubuntu: apt install fonts-noto-core fonts-noto-cjk)"
 
 
@@ -48,15 +48,15 @@ def visible(labels: Iterable[str]) -> set[str]:
 
 @cache
 def system_fonts() -> list[str]:
-    """Files of upright fonts of normal weight, those without serifs first; also such as matplotlib's own list does not know yet."""
+    """Files of upright fonts of normal weight, those without serifs first, by what their names say.
+
+    Looked for anew: matplotlib's own list is as old as its cache.
+    """
     from matplotlib import font_manager
 
-    def is_plain(path: str) -> bool:
-        name = Path(path).stem.lower()
-        return not any(word in name for word in ("bold", "italic", "oblique", "light", "thin", "black", "medium", "condensed", "mono"))
-
-    found = sorted(filter(is_plain, font_manager.findSystemFonts()), key=os.path.basename)
-    return sorted(found, key=lambda path: "sans" not in Path(path).stem.lower())
+    names = {path: Path(path).stem.lower() for path in font_manager.findSystemFonts()}
+    plain = [path for path, name in names.items() if not any(word in name for word in OTHERS)]
+    return sorted(plain, key=lambda path: ("sans" not in names[path], names[path]))
 
 
 @cache

@@ -102,7 +102,7 @@ class AttentionVisualizer:
         two_stacks = self.model.config.is_encoder_decoder
         if target is not None and not two_stacks:
             raise ValueError("This model has one stack and reads no target: leave it out, or add it to the text.")
-        encoded = self.tokenizer(text, return_tensors="pt").to(self.model.device)
+        encoded = self.tokenizer(text, return_tensors="pt", verbose=False).to(self.model.device)
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
         if target is not None:
             ids = self.target_tokenizer(text_target=target, add_special_tokens=False, return_tensors="pt").input_ids
