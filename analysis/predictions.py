@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # N steps, C choices
 
+WORD_BEGINS = "▁"  # in pieces of SentencePiece, which decodes the first word without its space
 WRITTEN = 16  # tokens by which a language model continues a text if nothing else is said
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
 
@@ -89,7 +90,7 @@ def ask(visualizer: "AttentionVisualizer", text: str, target: str | None, max_ne
     ids = inputs["input_ids"][0].tolist()
     if task == "span":
         labels = token_labels(tokenizer, ids)
-        return Question(task, inputs, labels.__getitem__)
+        return Question(task, inputs, lambda place: f"{labels[place]} (token {place})")  # a word may occur twice
     if task == "masks":
         return Question(task, inputs, namer(tokenizer), asked_places(ids, tokenizer))
     places = [place for place, token in enumerate(ids) if token not in tokenizer.all_special_ids] if task == "tags" else []
@@ -147,9 +148,9 @@ def namer(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
     def name(token: int) -> str:
         if token >= len(tokenizer):  # embeddings are sometimes padded to a round number
             return f"[{token}]"
-        text = tokenizer.decode([token])
+        piece, text = str(tokenizer.convert_ids_to_tokens(token)), tokenizer.decode([token])
         if token in special or PART in text or not text:
-            return str(tokenizer.convert_ids_to_tokens(token))
-        return SPACE * text[:1].isspace() + text.strip()
+            return piece
+        return SPACE * (text[:1].isspace() or piece.startswith(WORD_BEGINS)) + text.strip()
 
     return name

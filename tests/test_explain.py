@@ -14,7 +14,7 @@ from test_capture import FAMILIES
 from test_capture import build as build_family
 from test_head_mask import OUTPUTS
 from tokenizer import SPECIALS, WORDS, word_tokenizer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 from torch.testing import assert_close
 from transformers import BartConfig, BartForSequenceClassification, PreTrainedTokenizerFast
 
@@ -23,7 +23,7 @@ from glassformer import cli
 from glassformer.analysis import AttentionVisualizer
 from glassformer.analysis.explain import LONGEST, describe, load, render
 from glassformer.analysis.heads import entropy_of
-from glassformer.analysis.predictions import Question, ask
+from glassformer.analysis.predictions import Question, ask, namer
 
 
 TEXT, TARGET = "the lamp shines through the window", "a light behind glass"
@@ -211,13 +211,25 @@ def test_every_head_has_predictions_of_its_kind(head):
         outputs = visualizer.model(**visualizer.read(text))
     if head == "span":
         expected = torch.stack((outputs.start_logits, outputs.end_logits), 1)[0].softmax(-1)
-        assert set(page.predictions.names) <= {"<s>", "</s>", *text.split()}
+        tokens = enumerate(["<s>", *text.split(), "</s>"])
+        assert set(page.predictions.names) == {f"{token} (token {place})" for place, token in tokens}
     else:
         places = [2] if head == "masks" else [1, 2, 3] if steps == 3 else 0
         logits = outputs.logits[0, places] if outputs.logits.dim() == 3 else outputs.logits
         expected = logits if head == "value" else logits.sigmoid() if head == "labels" else logits.softmax(-1)
     assert_close(probabilities, expected.sort(descending=True).values[:, :5])
     assert json.dumps(asdict(page))
+
+
+def test_choices_tell_tokens_with_a_space_in_front_from_those_without():
+    def names(words: list[str], decoder) -> list[str]:
+        backend = Tokenizer(models.WordLevel({word: token for token, word in enumerate(["<unk>", *words])}, unk_token="<unk>"))
+        backend.decoder = decoder
+        name = namer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+        return [name(token) for token in range(len(words) + 2)]
+
+    assert names(["Ġthe", "the", "Ġ", "Ċ"], decoders.ByteLevel()) == ["<unk>", "·the", "the", "·", "·", "[5]"]
+    assert names(["▁the", "the", "s"], decoders.Metaspace()) == ["<unk>", "·the", "the", "s", "[4]"]
 
 
 def test_the_decoder_of_a_classifier_reads_the_text_itself():
