@@ -15,7 +15,6 @@ import base64
 import json
 import os
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -151,8 +150,11 @@ def describe(visualizer: AttentionVisualizer, text: str, target: str | None = No
     model = visualizer.model
     question = ask(visualizer, text, target, max_new_tokens)
     capture = visualizer.capture_inputs(question.inputs)
-    shown = {side: shown_part(ids, side, question) for side, ids in (("source", capture.source), ("target", capture.target))}
-    delimiters = delimiter_ids(visualizer.tokenizer) | delimiter_ids(visualizer.target_tokenizer)
+    sides = {"text": capture.source, "target": capture.target or []}
+    shown = {side: shown_part(side, len(ids), question) for side, ids in sides.items()}
+    read = delimiter_ids(visualizer.tokenizer)
+    is_shared = visualizer.target_tokenizer is visualizer.tokenizer
+    delimiters = {"encoder": read, "cross": read, "decoder": read if is_shared else delimiter_ids(visualizer.target_tokenizer)}
     page = Page(
         title=Path(str(model.config.name_or_path or type(model).__name__)).name,
         model=type(model).__name__,
@@ -161,40 +163,34 @@ def describe(visualizer: AttentionVisualizer, text: str, target: str | None = No
         text=text,
         task=question.task,
         is_given=target is not None,
-        notes=[note(side, part, ids) for side, ids, part in sides(capture, shown) if len(part) < len(ids)],
-        stacks=[describe_stack(capture, kind, shown, delimiters) for kind in capture.kinds],
+        notes=[note(side, shown[side], len(ids)) for side, ids in sides.items() if len(shown[side]) < len(ids)],
+        stacks=[describe_stack(capture, kind, shown, delimiters[kind]) for kind in capture.kinds],
     )
     if question.task != "none":
-        answering = shown["source" if capture.target is None else "target"]
+        answering = shown["text" if capture.target is None else "target"]
         page.steps, page.predictions = describe_predictions(visualizer, question, capture, answering)
     return page
 
 
-def shown_part(ids: list[int] | None, side: str, question: Question) -> range:
+def shown_part(side: str, length: int, question: Question) -> range:
     """Places of the tokens that are shown: the first ones or, where a text is continued, the last ones."""
-    length = len(ids or ())
-    continued = question.prompt is not None and side == "source" and "decoder_input_ids" not in question.inputs
-    return range(max(0, length - LONGEST), length) if continued else range(min(length, LONGEST))
+    is_continued = side == "text" and question.prompt is not None and "decoder_input_ids" not in question.inputs
+    return range(max(0, length - LONGEST), length) if is_continued else range(min(length, LONGEST))
 
 
-def sides(capture: Capture, shown: dict[str, range]) -> Iterator[tuple[str, list[int], range]]:
-    for side, ids in (("source", capture.source), ("target", capture.target)):
-        if ids is not None:
-            yield side, ids, shown[side]
-
-
-def note(side: str, part: range, ids: list[int]) -> str:
-    which = "last" if part.start else "first"
-    return f"The {which} {len(part)} of {len(ids)} tokens of the {'text' if side == 'source' else 'target'} are shown."
+def note(side: str, part: range, length: int) -> str:
+    return f"The {'last' if part.start else 'first'} {len(part)} of {length} tokens of the {side} are shown."
 
 
 def describe_stack(capture: Capture, kind: str, shown: dict[str, range], delimiters: set[int]) -> Stack:
     queries, keys = capture.labels(kind)
     if capture.target is None or kind == "encoder":
-        rows = columns = shown["source"]
+        rows = columns = shown["text"]
     else:
-        rows, columns = shown["target"], shown["source" if kind == "cross" else "target"]
+        rows, columns = shown["target"], shown["text" if kind == "cross" else "target"]
     layers = [capture.weights(kind, number) for number in capture.layers(kind)]  # [H, T, S] each
+    if not all(weights.isfinite().all() for weights in layers):
+        raise ValueError("Attention of this model is not a number: its weights are broken, see what `glassformer check` says.")
     patterns = patterns_of(capture, kind, delimiters)
     return Stack(
         kind=kind,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WORD_BEGINS = "▁"  # in pieces of SentencePiece, which decodes the first word without its space
 WRITTEN = 16  # tokens by which a language model continues a text if nothing else is said
+ANSWERED = 64  # tokens that an encoder-decoder writes at most if neither the user nor the model says
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
 
 
@@ -105,7 +106,9 @@ def ask_for_target(visualizer: "AttentionVisualizer", inputs: dict[str, Tensor],
         end = visualizer.target_tokenizer.eos_token_id
         places = list(range(len(chosen) + (end is not None)))
         return Question("text", inputs, name, places, chosen if end is None else [*chosen, end])
-    generation = GREEDY | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})
+    usual = visualizer.model.generation_config
+    has_limit = usual.max_new_tokens is not None or usual.max_length is not None
+    generation = GREEDY | ({} if max_new_tokens is None and has_limit else {"max_new_tokens": max_new_tokens or ANSWERED})
     written = visualizer.write(source, **generation)
     inputs = source | {"decoder_input_ids": written[:, :-1]}
     chosen = written[0, 1:].tolist()

@@ -112,6 +112,22 @@ def test_long_texts_are_cropped_with_a_note_and_predicted_as_a_whole():
     assert page.stacks[0].queries[-2:] == [step.chosen for step in page.steps[:2]]
 
 
+@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "encoder"])
+def test_a_single_token_is_a_text_too(shape):
+    head = {"encoder-decoder": "ForConditionalGeneration", "decoder": "ForCausalLM", "encoder": "ForMaskedLM"}[shape]
+    page = describe(AttentionVisualizer(make(f"Glassformer{head}", shape), word_tokenizer(adds_specials=False)), "lamp", None, 3)
+    assert page.stacks[0].queries[0] == "lamp" and page.predictions is not None
+    json.dumps(asdict(page), allow_nan=False)
+
+
+def test_a_broken_model_is_told_from_an_odd_one():
+    model = make("GlassformerForSequenceClassification")
+    with torch.no_grad():
+        model.model.encoder.layers[0].self_attn.out_proj.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="is not a number: its weights are broken"):
+        describe(AttentionVisualizer(model, word_tokenizer()), TEXT)
+
+
 # Predictions, and what if
 
 
