@@ -124,6 +124,8 @@ class AttentionVisualizer:
 
     def _after_start(self, ids: Tensor) -> Tensor:
         start = self.model.config.decoder_start_token_id
+        if start is None:
+            raise ValueError("The config has no decoder_start_token_id, with which a target begins: set it to the model's own.")
         return torch.cat((ids.new_tensor([[start]]), ids), dim=1)
 
     def explain(self, text: str, save_path: str | Path, target: str | None = None, max_new_tokens: int | None = None) -> Path:

@@ -198,6 +198,10 @@ def test_the_tokens_of_a_given_target_are_looked_at_one_by_one():
     expected = logits[0].softmax(-1).gather(-1, ids[0, :, None])[:, 0]
     assert_close(unpack(page.predictions.chosen)[0], expected)
     assert page.is_given and page.predictions.texts[1:] == [None] * (len(page.predictions.texts) - 1)
+    assert [step.chosen for step in describe(visualizer, TEXT, "").steps] == ["</s>"]
+    visualizer.model.config.decoder_start_token_id = None
+    with pytest.raises(ValueError, match="no decoder_start_token_id"):
+        describe(visualizer, TEXT, TARGET)
 
 
 MULTI_LABEL = {"problem_type": "multi_label_classification", "num_labels": 7}
