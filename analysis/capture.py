@@ -75,6 +75,18 @@ def record_attention(model: PreTrainedModel, layers: Collection[int] | None = No
 
 
 @contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout and gradients; afterwards the model is in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
 def replaced_attention(model: PreTrainedModel, attention: Callable[..., Any], masks: str) -> Iterator[None]:
     """Every part of the model hands queries, keys and values to `attention`, with masks as the function `masks` has them."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()

@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from glassformer.attention import eager_attention_forward
 
-from .capture import attention_places, record_attention, replaced_attention
+from .capture import attention_places, evaluating, record_attention, replaced_attention
 
 
 # B batch, T tokens, H heads, K width of a head
@@ -68,22 +68,15 @@ def head_importance(model: PreTrainedModel, loss: Callable[[], Tensor]) -> dict[
     Args:
         loss: computes the loss of `model` on some rows, the same ones at every call.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            with record_attention(model) as attention:
-                loss()
-            counts = {
-                (kind, layer): attention.calls(kind, layer)[0].shape[1]
-                for kind in attention.maps
-                for layer in attention.layers(kind)
-            }
-            base, importance = float(loss()), {}
-            for (kind, layer), count in counts.items():
-                for head in range(count):
-                    with mask_heads(model, {(kind, layer): [head]}):
-                        importance[kind, layer, head] = float(loss()) - base
-    finally:
-        model.train(was_training)
+    with evaluating(model):
+        with record_attention(model) as attention:
+            loss()
+        counts = {
+            (kind, layer): attention.calls(kind, layer)[0].shape[1] for kind in attention.maps for layer in attention.layers(kind)
+        }
+        base, importance = float(loss()), {}
+        for (kind, layer), count in counts.items():
+            for head in range(count):
+                with mask_heads(model, {(kind, layer): [head]}):
+                    importance[kind, layer, head] = float(loss()) - base
     return importance

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .capture import evaluating
 from .hooks import ActivationStats, AttentionHealth, Gradient, GradientMonitor
 
 
@@ -62,11 +63,6 @@ def entropies(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, flo
     whole = torch.stack(masks).all(0)
     if not whole.any():
         return {}
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), AttentionHealth(model) as health:
-            model(**{name: tensor[whole] for name, tensor in batch.items()})
-    finally:
-        model.train(was_training)
+    with evaluating(model), AttentionHealth(model) as health:
+        model(**{name: tensor[whole] for name, tensor in batch.items()})
     return {f"{row.kind}.{row.layer}.{row.head}": row.entropy for row in health.rows}

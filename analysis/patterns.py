@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import pictures
-from .capture import KINDS, Attention, record_attention
+from .capture import KINDS, Attention, evaluating, record_attention
 from .heads import HeadStatistics, cross_patterns, self_patterns
 from .redundancy import HeadDistances, draw_distances, head_names
 from .syntax import check_parse, syntactic_patterns
@@ -62,17 +62,12 @@ def analyze_heads(
     heads: Heads = {}
     distances: dict[str, HeadDistances] = {}
     delimiters, count, iterator = delimiter_ids(tokenizer), 0, iter(rows)
-    was_training = model.training
-    model.eval()
-    try:
-        while batch := list(islice(iterator, batch_size)):
-            inputs, syntax = tokenize(model, tokenizer, batch)
-            with torch.no_grad(), record_attention(model) as attention:
-                model(**inputs)
-            add_batch(heads, distances, attention, inputs, delimiters, syntax)
-            count += len(batch)
-    finally:
-        model.train(was_training)
+    while batch := list(islice(iterator, batch_size)):
+        inputs, syntax = tokenize(model, tokenizer, batch)
+        with evaluating(model), record_attention(model) as attention:
+            model(**inputs)
+        add_batch(heads, distances, attention, inputs, delimiters, syntax)
+        count += len(batch)
     if not count:
         raise ValueError("There are no texts to look at: pass at least one.")
     places = sorted(heads, key=lambda place: (KINDS.index(place[0]), place[1]))
@@ -100,11 +95,19 @@ def tokenize(
     read = tokenizer(texts, is_split_into_words=parsed, **options)
     inputs = {name: read[name] for name in ("input_ids", "attention_mask")}
     if two_stacks:
-        start = tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
-        targets = tokenizer([start + row["target"] for row in rows if isinstance(row, dict)], add_special_tokens=False, **options)
-        inputs |= {"decoder_input_ids": targets["input_ids"], "decoder_attention_mask": targets["attention_mask"]}
+        targets = tokenizer([row["target"] for row in rows if isinstance(row, dict)], add_special_tokens=False, **options)
+        inputs |= {f"decoder_{name}": after(start, targets[name]) for name, start in starts(model).items()}
     syntax = [parse_of(row, read.word_ids(number)) for number, row in enumerate(rows)] if parsed else [{} for _ in rows]
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}, syntax
+
+
+def starts(model: PreTrainedModel) -> dict[str, int]:
+    """What stands before a target: the start token, which is seen."""
+    return {"input_ids": model.config.decoder_start_token_id, "attention_mask": 1}
+
+
+def after(first: int, rows: Tensor) -> Tensor:
+    return torch.nn.functional.pad(rows, (1, 0), value=first)
 
 
 def parse_of(row: Row, word_of: list[int | None]) -> dict[str, Tensor]:

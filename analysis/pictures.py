@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from . import rollout
+from .fonts import font_families
 
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ def panels(rows: int, columns: int, size: float) -> tuple[Any, list[Any]]:
 def draw_matrix(axis, matrix: Tensor, queries: list[str], keys: list[str], title: str) -> None:
     matrix, queries, keys = matrix[:LONGEST, :LONGEST], queries[:LONGEST], keys[:LONGEST]
     axis.imshow(matrix.numpy(), cmap=COLOURS, vmin=0.0, vmax=max(float(matrix.max()), 1e-6), aspect="auto")
-    axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6, parse_math=False)
-    axis.set_yticks(range(len(queries)), queries, fontsize=6, parse_math=False)
+    look: dict[str, Any] = {"fontsize": 6, "parse_math": False, "fontfamily": font_families(queries + keys)}
+    axis.set_xticks(range(len(keys)), keys, rotation=90, **look)
+    axis.set_yticks(range(len(queries)), queries, **look)
     axis.set_title(title, fontsize=8, parse_math=False)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import pictures
-from .capture import KINDS, Attention, record_attention
+from .capture import KINDS, Attention, evaluating, record_attention
 from .flow import draw_flow, measure_flow
 from .labels import join_words, token_labels, word_groups
 from .patterns import HeadReport, Row, analyze_heads
@@ -34,6 +34,7 @@ class Capture:
     tokenizer: PreTrainedTokenizerBase
     source: list[int]
     target: list[int] | None
+    target_tokenizer: PreTrainedTokenizerBase | None = None  # of models whose two languages have one each
 
     @property
     def kinds(self) -> list[str]:
@@ -47,12 +48,12 @@ class Capture:
         weights = self.attention.weights(kind, layer)[0]
         if not words:
             return weights
-        queries, keys = (word_groups(self.tokenizer, ids) for ids in self.sides(kind))
+        queries, keys = (word_groups(*side) for side in zip(self._tokenizers(kind), self.sides(kind)))
         return join_words(weights, queries, keys)
 
     def labels(self, kind: str, words: bool = False) -> tuple[list[str], list[str]]:
         """Of queries and of keys."""
-        queries, keys = (self._labels(ids, words) for ids in self.sides(kind))
+        queries, keys = (labels_of(*side, words) for side in zip(self._tokenizers(kind), self.sides(kind)))
         return queries, keys
 
     def sides(self, kind: str) -> tuple[list[int], list[int]]:
@@ -61,16 +62,27 @@ class Capture:
             return self.source, self.source
         return self.target, self.source if kind == "cross" else self.target
 
-    def _labels(self, ids: list[int], words: bool) -> list[str]:
-        labels = token_labels(self.tokenizer, ids)
-        return ["".join(labels[place] for place in group) for group in word_groups(self.tokenizer, ids)] if words else labels
+    def _tokenizers(self, kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+        source, target = self.tokenizer, self.target_tokenizer or self.tokenizer
+        return source if kind == "encoder" else target, target if kind == "decoder" else source
+
+
+def labels_of(tokenizer: PreTrainedTokenizerBase, ids: list[int], words: bool) -> list[str]:
+    labels = token_labels(tokenizer, ids)
+    return ["".join(labels[place] for place in group) for group in word_groups(tokenizer, ids)] if words else labels
 
 
 class AttentionVisualizer:
     """Attention of a model, ours or one of transformers', whatever kernel it runs on."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+    ):
+        """`target_tokenizer` is for models that write another vocabulary than they read."""
+        self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
 
     def capture(self, text: str, target: str | None = None, layers: Collection[int] | None = None, **generation) -> Capture:
         """Read a text, and with two stacks write or read a target.
@@ -79,37 +91,49 @@ class AttentionVisualizer:
             target: what an encoder-decoder is shown as its answer; it writes its own if this is None, as `generation` says.
             layers: numbers of the layers to keep, all if None.
         """
+        inputs = self.read(text, target)
+        if self.model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
+            inputs["decoder_input_ids"] = self.write(inputs, **generation)[:, :-1]  # the last token is not read any more
+        return self.capture_inputs(inputs, layers)
+
+    def read(self, text: str, target: str | None = None) -> dict[str, Tensor]:
+        """What the model is given: the ids of a text and, with two stacks, of a target, unless the model writes its own."""
         if not text.strip():
             raise ValueError("The text is empty: there is nothing to look at.")
-        if target is not None and not self.model.config.is_encoder_decoder:
+        two_stacks = self.model.config.is_encoder_decoder
+        if target is not None and not two_stacks:
             raise ValueError("This model has one stack and reads no target: leave it out, or add it to the text.")
-        inputs = self.tokenizer(text, return_tensors="pt").to(self.model.device)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                return self._read(inputs, target, layers, generation)
-        finally:
-            self.model.train(was_training)
+        encoded = self.tokenizer(text, return_tensors="pt", verbose=False).to(self.model.device)
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        if target is not None:
+            ids = self.target_tokenizer(text_target=target, add_special_tokens=False, return_tensors="pt").input_ids
+            inputs["decoder_input_ids"] = self._after_start(ids.long().to(self.model.device))
+        elif two_stacks and not self.model.can_generate():  # the decoder of a classifier reads the text once more
+            inputs["decoder_input_ids"] = self._after_start(inputs["input_ids"][:, :-1])
+        return inputs
 
-    def _read(self, inputs, target: str | None, layers: Collection[int] | None, generation) -> Capture:
-        options = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
-        shown = None
-        if self.model.config.is_encoder_decoder:
-            shown = self._written(options, generation) if target is None else self._given(target)
-            options["decoder_input_ids"] = shown
-        with record_attention(self.model, layers) as attention:
-            self.model(**options, use_cache=False) if self.model.can_generate() else self.model(**options)
-        return Capture(attention, self.tokenizer, inputs["input_ids"][0].tolist(), None if shown is None else shown[0].tolist())
+    def write(self, inputs: dict[str, Tensor], **generation) -> Tensor:
+        """What the model writes, greedily unless told otherwise, start token or prompt included: [1, T]"""
+        with evaluating(self.model):
+            return self.model.generate(**inputs, **{"do_sample": False, **generation})
 
-    def _written(self, options, generation) -> Tensor:
-        """What the model answers, as the decoder reads it: from the start token to the last but one."""
-        return self.model.generate(**options, **{"do_sample": False, **generation})[:, :-1]
+    def capture_inputs(self, inputs: dict[str, Tensor], layers: Collection[int] | None = None) -> Capture:
+        with evaluating(self.model), record_attention(self.model, layers) as attention:
+            self.model(**inputs, use_cache=False) if self.model.can_generate() else self.model(**inputs)
+        source, target = inputs["input_ids"][0].tolist(), inputs.get("decoder_input_ids")
+        return Capture(attention, self.tokenizer, source, None if target is None else target[0].tolist(), self.target_tokenizer)
 
-    def _given(self, target: str) -> Tensor:
-        ids = self.tokenizer(text_target=target, add_special_tokens=False, return_tensors="pt").input_ids
-        start = torch.tensor([[self.model.config.decoder_start_token_id]])
-        return torch.cat((start, ids), dim=1).to(self.model.device)
+    def _after_start(self, ids: Tensor) -> Tensor:
+        start = self.model.config.decoder_start_token_id
+        if start is None:
+            raise ValueError("The config has no decoder_start_token_id, with which a target begins: set it to the model's own.")
+        return torch.cat((ids.new_tensor([[start]]), ids), dim=1)
+
+    def explain(self, text: str, save_path: str | Path, target: str | None = None, max_new_tokens: int | None = None) -> Path:
+        """A page for the browser that shows all of this at once, and what the model predicts without each of its heads."""
+        from .explain import explain
+
+        return explain(self, text, Path(save_path), target, max_new_tokens)
 
     def analyze_head_patterns(self, dataset: Iterable[Row], save_path: str | Path | None = None) -> HeadReport:
         """What each head does over all texts of a dataset: texts, or rows with source and target.
@@ -150,14 +174,13 @@ class AttentionVisualizer:
         """
         if not text.strip() or (target is None and self.model.config.is_encoder_decoder):
             raise ValueError("There is no loss without a text and, of a model of two stacks, a target: pass them.")
-        inputs = self.tokenizer(text, return_tensors="pt").to(self.model.device)
-        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        inputs = self.read(text)
         if target is not None:
-            inputs["labels"] = self.tokenizer(text_target=target, return_tensors="pt").input_ids.to(self.model.device)
+            inputs["labels"] = self.target_tokenizer(text_target=target, return_tensors="pt").input_ids.to(self.model.device)
         elif self.model.get_output_embeddings() is not None:
             inputs["labels"] = inputs["input_ids"]
         else:
-            with torch.no_grad():
+            with evaluating(self.model):
                 inputs["labels"] = self.model(**inputs).logits.argmax(-1)
         return draw_flow(measure_flow(self.model, inputs), Path(save_path))
 

@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `doctor`, `tokenizer`, `recipes` ...
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `doctor`, `explain`, `tokenizer`, `recipes` ...
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """
@@ -166,6 +166,24 @@ def heads(
     hide_small_progress_bars()
     study = study_heads(folder, output, rows, judged_on, split)
     print(f"{len(study.report.rows)} heads over {study.report.texts} rows: {output / 'heads.md'}")
+
+
+@app.command()
+def explain(
+    folder: Annotated[Path, typer.Argument(help="A saved model with its tokenizer, or a name on the Hub.", metavar="FOLDER")],
+    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    target: Annotated[str | None, typer.Option(help="The answer of an encoder-decoder; its own if not given.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="How much is written.", min=1)] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("explain.html"),
+) -> None:
+    """Show on a page for the browser where every head looks, what the model predicts, and what it predicts without each head."""
+    from glassformer.analysis.explain import check_path, load
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    check_path(output)  # before a large model is loaded
+    page = load(folder).explain(text, output, target, max_new_tokens)
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
 
 
 @app.command()

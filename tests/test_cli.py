@@ -367,7 +367,7 @@ def test_help_names_every_command_and_asks_for_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("train", "evaluate", "predict", "check", "doctor", "tokenizer", "recipes", "presets"):
+    for command in ("train", "evaluate", "predict", "check", "doctor", "explain", "tokenizer", "recipes", "presets"):
         assert command in done.stdout
 
 
