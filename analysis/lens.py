@@ -70,8 +70,16 @@ class GlassformerAdapter(ArchitectureAdapter):
         self.cfg.output_logits_soft_cap = config.logit_softcap or -1.0
         if config.shape == "encoder":
             self.cfg.attention_dir = "bidirectional"
+        self.say_what_can_be_folded(config)
         self.supports_generation = config.shape != "encoder"
         self.supports_causal_loss = config.shape == "decoder"
+
+    def say_what_can_be_folded(self, config: Any) -> None:
+        """`enable_compatibility_mode` rewrites weights into equal ones. It counts on one stack of pre-norm layers, and to centre
+        them on positions that are a matrix or none."""
+        self.supports_fold_ln = config.norm_position == "pre" and not config.is_encoder_decoder
+        self.supports_center_writing_weights = self.supports_fold_ln and config.position_encoding not in ("sinusoidal", "relative")
+        self.weight_processing_conversions = {} if config.is_encoder_decoder else self._qkvo_weight_conversions(include_biases=True)
 
     def map_components(self, config: Any) -> dict[str, GeneralizedComponent]:
         """Names of TransformerLens -> our modules. Of two stacks, all but the source's embedding say whose they are."""
