@@ -40,9 +40,9 @@ def view_arguments(capture: Capture, kinds: Sequence[str] | None = None, words: 
         [kind] = kinds
         return arguments | {"attention": maps[kind], "tokens": capture.labels(kind, words)[0]}
     arguments |= {f"{kind}_attention": weights for kind, weights in maps.items()}
-    for kind, sides in (("encoder", ["encoder", "encoder"]), ("decoder", ["decoder", "decoder"]), ("cross", ["decoder", "encoder"])):
-        if kind in kinds:
-            arguments |= {f"{side}_tokens": labels for side, labels in zip(sides, capture.labels(kind, words))}
+    for kind in kinds:
+        queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
+        arguments |= zip((f"{queries}_tokens", f"{keys}_tokens"), capture.labels(kind, words))
     return arguments
 
 
@@ -76,16 +76,16 @@ def write_view(capture: Capture, save_path: str | Path, view: str = "head", word
     except ImportError:
         raise ImportError('The views of bertviz need the package bertviz: pip install "glassformer[lens]".') from None
     draw = getattr(bertviz, VIEWS[view])
-    parts = [
-        draw(**view_arguments(capture, kinds, words), html_action="return", **options).data
-        for kinds in same_layers(capture, capture.kinds)
-    ]
+    parts = ["<!doctype html>", "<meta charset='utf-8'>", "<title>Attention</title>"]
+    for kinds in same_layers(capture, capture.kinds):
+        drawn = draw(**view_arguments(capture, kinds, words), html_action="return", **options)
+        parts += [f"<h3>{' and '.join(kinds)} attention</h3>", escape_labels(drawn.data)]
     path = Path(save_path)
-    page = f"<!doctype html>\n<meta charset='utf-8'>\n<title>{path.stem}</title>\n" + "\n".join(parts)
-    path.write_text(escape_labels(page), encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
 
-def escape_labels(page: str) -> str:
-    """A token may be `</script>`: within the data, which bertviz writes on one line, no tag begins."""
-    return re.sub(r"(?m)^ *const params = .*$", lambda line: line[0].replace("<", r"\u003c"), page)
+def escape_labels(html: str) -> str:
+    """No tag begins within the data, where a token may be `</script>`. It is one line, which a comment repeats: that one goes."""
+    return re.sub(r"(?m)^( *const params = .*?;)( // .*)?$", lambda line: line[1].replace("<", r"\u003c"), html)

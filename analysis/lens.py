@@ -7,8 +7,8 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """Our models in TransformerLens (https://github.com/TransformerLensOrg/TransformerLens), under the names its users know.
 
-TransformerLens finds `GlassformerAdapter` by the entry points in setup.cfg. Our own modules go on computing everything; the adapter
-says which of them is the embedding, the attention, the norm, and attention is computed by the textbook formula with a hook at every
+TransformerLens finds `GlassformerAdapter` by the entry points in setup.cfg. Our own modules go on computing everything: the
+adapter says which of them is the embedding, the norm, the attention. Attention runs on the textbook formula with a hook at every
 step, so that scores and patterns can be changed as well as seen.
 """
 
@@ -23,7 +23,6 @@ from transformer_lens.model_bridge.generalized_components import (
     BlockBridge,
     EmbeddingBridge,
     LinearBridge,
-    MLPBridge,
     NormalizationBridge,
     PosEmbedBridge,
     UnembeddingBridge,
@@ -75,11 +74,15 @@ class GlassformerAdapter(ArchitectureAdapter):
         self.supports_causal_loss = config.shape == "decoder"
 
     def say_what_can_be_folded(self, config: Any) -> None:
-        """`enable_compatibility_mode` rewrites weights into equal ones. It counts on one stack of pre-norm layers, and to centre
-        them on positions that are a matrix or none."""
-        self.supports_fold_ln = config.norm_position == "pre" and not config.is_encoder_decoder
-        self.supports_center_writing_weights = self.supports_fold_ln and config.position_encoding not in ("sinusoidal", "relative")
-        self.weight_processing_conversions = {} if config.is_encoder_decoder else self._qkvo_weight_conversions(include_biases=True)
+        """What `enable_compatibility_mode` may rewrite into equal weights.
+
+        It counts on one stack of pre-norm layers and, to centre what they write, on positions that are a matrix or none.
+        """
+        one_stack = not config.is_encoder_decoder
+        table_or_none = config.position_encoding not in ("sinusoidal", "relative")
+        self.supports_fold_ln = one_stack and config.norm_position == "pre"
+        self.supports_center_writing_weights = self.supports_fold_ln and table_or_none
+        self.weight_processing_conversions = self._qkvo_weight_conversions(include_biases=True) if one_stack else {}
 
     def map_components(self, config: Any) -> dict[str, GeneralizedComponent]:
         """Names of TransformerLens -> our modules. Of two stacks, all but the source's embedding say whose they are."""
