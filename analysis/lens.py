@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformer_lens.conversion_utils.conversion_steps import RearrangeTensorConversion
+from transformer_lens.conversion_utils.param_processing_conversion import ParamProcessingConversion
 from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
 from transformer_lens.model_bridge.generalized_components import (
     AttentionBridge,
     BlockBridge,
     EmbeddingBridge,
+    GatedMLPBridge,
     LinearBridge,
+    MLPBridge,
     NormalizationBridge,
     PosEmbedBridge,
     UnembeddingBridge,
@@ -82,7 +86,17 @@ class GlassformerAdapter(ArchitectureAdapter):
         table_or_none = config.position_encoding not in ("sinusoidal", "relative")
         self.supports_fold_ln = one_stack and config.norm_position == "pre"
         self.supports_center_writing_weights = self.supports_fold_ln and table_or_none
-        self.weight_processing_conversions = self._qkvo_weight_conversions(include_biases=True) if one_stack else {}
+        self.weight_processing_conversions = self.split_into_heads(config) if one_stack else {}
+
+    def split_into_heads(self, config: Any) -> dict[str, ParamProcessingConversion]:
+        """How each projection is written with an axis of heads."""
+        rules = {"o.weight": ("D (H K) -> H K D", config.num_heads)}
+        for name, heads in {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}.items():
+            rules |= {f"{name}.weight": ("(H K) D -> H D K", heads), f"{name}.bias": ("(H K) -> H K", heads)}
+        return {
+            f"blocks.{{i}}.attn.{name}": ParamProcessingConversion(RearrangeTensorConversion(pattern, H=heads))
+            for name, (pattern, heads) in rules.items()
+        }
 
     def map_components(self, config: Any) -> dict[str, GeneralizedComponent]:
         """Names of TransformerLens -> our modules. Of two stacks, all but the source's embedding say whose they are."""
@@ -112,7 +126,7 @@ class GlassformerAdapter(ArchitectureAdapter):
         if crosses:
             parts |= {"cross_attn": self.attention("cross_attn"), "ln2": self.norm("cross_attn_norm")}
         parts["ln3" if crosses else "ln2"] = self.norm("feed_forward_norm")
-        parts["mlp"] = (self._gated_mlp if config.gated_feed_forward else self._ungated_mlp)("feed_forward")
+        parts["mlp"] = self.feed_forward(config)
         aliases = {}
         if config.norm_position == "post":  # where a norm comes last, what it puts out is what goes on
             aliases["hook_resid_mid"] = "ln1.hook_out"
@@ -128,6 +142,12 @@ class GlassformerAdapter(ArchitectureAdapter):
         names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
         parts = {name: LinearBridge(name=module) for name, module in names.items()}
         return HookedAttention(name=path, config=self.cfg, submodules=parts, is_cross_attention=path == "cross_attn")
+
+    def feed_forward(self, config: Any) -> MLPBridge:
+        parts = {"in": LinearBridge(name="up_proj"), "out": LinearBridge(name="down_proj")}
+        if not config.gated_feed_forward:
+            return MLPBridge(name="feed_forward", config=self.cfg, submodules=parts)
+        return GatedMLPBridge(name="feed_forward", config=self.cfg, submodules=parts | {"gate": LinearBridge(name="gate_proj")})
 
     def norm(self, path: str) -> NormalizationBridge:
         return NormalizationBridge(name=path, config=self.cfg, use_native_layernorm_autograd=True)

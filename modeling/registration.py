@@ -1,4 +1,4 @@
-"""Makes the Auto classes, the pipelines and PEFT know glassformer, without importing any of them.
+"""Makes the Auto classes, the pipelines, PEFT and TransformerLens know glassformer, without importing any of them.
 
 Loading transformers' modelling code takes seconds that a script which only wants a config should not pay. So each
 registration waits for the module that it writes to: it runs at once if that module is loaded, otherwise right after somebody
