@@ -88,4 +88,5 @@ def write_view(capture: Capture, save_path: str | Path, view: str = "head", word
 
 def escape_labels(html: str) -> str:
     """No tag begins within the data, where a token may be `</script>`. It is one line, which a comment repeats: that one goes."""
-    return re.sub(r"(?m)^( *const params = .*?;)( // .*)?$", lambda line: line[1].replace("<", r"\u003c"), html)
+    data = r"(?m)^( *const params = .*?)(; // HACK: .*)?$"
+    return re.sub(data, lambda line: line[1].replace("<", r"\u003c") + (";" if line[2] else ""), html)
