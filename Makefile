@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := modeling configuration training analysis benchmarks hub_card scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance benchmark results results-smoke clean
+.PHONY: quickstart test coverage test-slow check format conformance test-lens benchmark results results-smoke clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -38,6 +38,11 @@ conformance: $(READY)
 	@test -n "$(HF_SRC)" || { echo "usage: make conformance HF_SRC=<directory with transformers' tests/ and utils/>"; exit 2; }
 	$(BIN)/pip install -q -c constraints.txt -e ".[conformance]"
 	HF_SRC=$(HF_SRC) $(BIN)/python -m pytest -q -o addopts= -W ignore::pytest.PytestUnknownMarkWarning tests/conformance
+
+# Our models in TransformerLens and bertviz
+test-lens: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[lens]"
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_adapters.py
 
 # Our models and those of other libraries in turns; e.g. make benchmark WHAT="train --quick"
 benchmark: $(READY)

@@ -12,6 +12,7 @@ size: keys and values are then laid out by query head before they meet, and are 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class Pruned:
         self.served_by = None if served_by == evenly else served_by
         self.group = 1 if self.served_by else len(self.heads) // len(self.kv_heads)  # query heads to a key/value head that attend
 
-    def match(self, k: Tensor, v: Tensor, mask, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def match(self, k: Tensor, v: Tensor, mask: Any, bias: Tensor | None) -> tuple[Tensor, Tensor, Any, Tensor | None]:
         """Keys and values [B, G, S, K], mask and bias [.., all heads, T, S], such that they fit the queries [B, H, T, K]."""
         if self.served_by is not None:
             k, v = k[:, self.served_by], v[:, self.served_by]
@@ -41,7 +42,7 @@ class Pruned:
         return k, v, mask, None if bias is None else bias[:, self.heads]
 
 
-def prune_heads(model: nn.Module, heads: Mapping[tuple[str, int], Sequence[int]]) -> None:
+def prune_heads(model: Any, heads: Mapping[tuple[str, int], Sequence[int]]) -> None:
     """Takes heads out of a glassformer model, in place: {("encoder", 0): [1, 3]} two of the encoder's first layer.
 
     Heads are numbered as they are now, from 0; kinds are "encoder", "decoder" (the self-attention of each) and "cross". The
@@ -66,7 +67,7 @@ def prune_heads(model: nn.Module, heads: Mapping[tuple[str, int], Sequence[int]]
             part.config.pruned_heads = pruned or None
 
 
-def attention_of(model: nn.Module, kind: str, layer: int) -> nn.Module:
+def attention_of(model: nn.Module, kind: str, layer: int) -> Any:
     stack = {"encoder": "encoder", "decoder": "decoder", "cross": "decoder"}.get(kind)
     name = f"{stack}.layers.{layer}.{'cross_attn' if kind == 'cross' else 'self_attn'}"
     for path, module in model.named_modules():
@@ -76,7 +77,7 @@ def attention_of(model: nn.Module, kind: str, layer: int) -> nn.Module:
 
 
 @torch.no_grad()
-def shrink(attention: nn.Module, left: Pruned) -> None:
+def shrink(attention: Any, left: Pruned) -> None:
     """Only the rows (queries, keys, values) and columns (output) of the heads that are left, of those that are there."""
     config, before = attention.config, attention.pruned
     heads = list(range(config.num_heads)) if before is None else before.heads

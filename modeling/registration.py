@@ -1,4 +1,4 @@
-"""Makes the Auto classes, the pipelines and PEFT know glassformer, without importing any of them.
+"""Makes the Auto classes, the pipelines, PEFT and TransformerLens know glassformer, without importing any of them.
 
 Loading transformers' modelling code takes seconds that a script which only wants a config should not pay. So each
 registration waits for the module that it writes to: it runs at once if that module is loaded, otherwise right after somebody
@@ -27,6 +27,7 @@ HEADS = {
     "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING": "GlassformerForTokenClassification",
     "MODEL_FOR_QUESTION_ANSWERING_MAPPING": "GlassformerForQuestionAnswering",
 }
+LANGUAGE_MODELS = [name for name in HEADS.values() if name.endswith(("LM", "Generation"))]
 
 
 def register_config(configuration_auto: Any) -> None:
@@ -67,11 +68,27 @@ def register_lora_targets(constants: Any) -> None:
             table.setdefault(MODEL_TYPE, lora["llama"])
 
 
+def register_lens_architectures(architecture_adapter_factory: Any) -> None:
+    """TransformerLens knows our adapter by an entry point, but its loader asks this table whether there is one at all."""
+    from .analysis.lens import GlassformerAdapter
+
+    for class_name in LANGUAGE_MODELS:
+        architecture_adapter_factory.SUPPORTED_ARCHITECTURES.setdefault(class_name, GlassformerAdapter)
+
+
+def register_lens_classes(architectures: Any) -> None:
+    """Which Auto class loads a model, if it is not AutoModelForCausalLM."""
+    architectures.SEQ2SEQ_ARCHITECTURES.add("GlassformerForConditionalGeneration")
+    architectures.MASKED_LM_ARCHITECTURES.add("GlassformerForMaskedLM")
+
+
 CALLBACKS: dict[str, Callable[[Any], None]] = {
     "transformers.models.auto.configuration_auto": register_config,
     "transformers.models.auto.modeling_auto": register_heads,
     "transformers.pipelines": register_pipelines,
     "peft.utils.constants": register_lora_targets,
+    "transformer_lens.factories.architecture_adapter_factory": register_lens_architectures,
+    "transformer_lens.utilities.architectures": register_lens_classes,
 }
 
 

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from models import tiny_language_model
+from tokenizer import word_tokenizer
 
 from glassformer.training.inference import load_trained
 from glassformer.training.loop import train
@@ -20,6 +22,11 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_snippets_run_as_pasted_and_print_what_they_say(number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if "runs/writer" in SNIPPETS[number]:  # somebody's language model
+        for package in ("transformer_lens", "bertviz"):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install 'glassformer[lens]'")
+        tiny_language_model("decoder").save_pretrained("runs/writer")
+        word_tokenizer().save_pretrained("runs/writer")
     exec(compile(SNIPPETS[number], f"README snippet {number}", "exec"), {})
     promised = re.findall(r"^print\(.*\)  # (.*)$", SNIPPETS[number], re.MULTILINE)
     assert capsys.readouterr().out.splitlines()[: len(promised)] == promised
