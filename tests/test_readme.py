@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from glassformer.training.catalog import describe_presets
 from glassformer.training.inference import load_trained
 from glassformer.training.loop import train
-from glassformer.training.plan import describe_presets
 from glassformer.training.recipe import load_recipe
 
 

@@ -1,0 +1,135 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""What the folder of a run says about its model: all that a card may tell. A folder without a run has a config and weights."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from .files import TARGET, FolderError, read_config
+
+
+TASKS = {  # the pipeline of a head
+    "GlassformerModel": "feature-extraction",
+    "GlassformerForConditionalGeneration": "text2text-generation",
+    "GlassformerForCausalLM": "text-generation",
+    "GlassformerForMaskedLM": "fill-mask",
+    "GlassformerForSequenceClassification": "text-classification",
+    "GlassformerForTokenClassification": "token-classification",
+    "GlassformerForQuestionAnswering": "question-answering",
+}
+BUILT_IN = "builtin:"
+
+
+@dataclass
+class Facts:
+    """Numbers and names as the run has left them; `run` is empty for a model that no run of ours has made."""
+
+    folder: Path
+    config: dict[str, Any]
+    run: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # by split
+    samples: list[dict[str, Any]] = field(default_factory=list)  # rows with predictions
+
+    # The model
+
+    @property
+    def head(self) -> str:
+        return (self.config.get("architectures") or ["GlassformerModel"])[0]
+
+    @property
+    def auto_class(self) -> str:
+        return next(auto for auto, target in self.config["auto_map"].items() if target.endswith(f".{self.head}"))
+
+    @property
+    def task(self) -> str:
+        """What the Hub calls a pipeline."""
+        return self.card.get("task") or TASKS[self.head]
+
+    @property
+    def shape(self) -> str:
+        layers = {side: self.config[f"num_{side}_layers"] for side in ("encoder", "decoder")}
+        return "-".join(side for side, count in layers.items() if count)
+
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        """Trained values of each part, counted in the files of the weights."""
+        counts = dict.fromkeys(("embeddings", "encoder", "decoder", "head"), 0)
+        for file in sorted(self.folder.glob("model*.safetensors")):
+            with safe_open(file, "np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+                    counts[part_of(name)] += math.prod(tensors.get_slice(name).get_shape())
+        return {part: count for part, count in counts.items() if count}
+
+    @property
+    def writes_another_vocabulary(self) -> bool:
+        return (self.folder / TARGET).is_dir()
+
+    # The run
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return self.run.get("recipe", {})
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return self.recipe.get("card", {})
+
+    @property
+    def name(self) -> str:
+        return self.recipe.get("name") or self.folder.resolve().name
+
+    @property
+    def source(self) -> str:
+        return self.recipe.get("data", {}).get("source") or ""
+
+    @property
+    def is_generated(self) -> bool:
+        """The data is made by glassformer: its rows are nobody's secret."""
+        return self.source.startswith(BUILT_IN)
+
+    @property
+    def datasets(self) -> list[str]:
+        """Ids on the Hub."""
+        loaded = self.run.get("hub_dataset")
+        return self.card.get("datasets") or ([loaded] if loaded else [])
+
+    @property
+    def languages(self) -> list[str]:
+        """As the recipe says, or as its columns do where they are named `en` or `translation.de`."""
+        columns = self.recipe.get("data", {}).get("columns", {}).values()
+        names = [name.rpartition(".")[2] for column in columns for name in ([column] if isinstance(column, str) else column)]
+        return self.card.get("language") or [name for name in names if re.fullmatch("[a-z]{2}", name)]
+
+
+def part_of(name: str) -> str:
+    if "embed_" in name or "position" in name:
+        return "embeddings"
+    return next((side for side in ("encoder", "decoder") if f"{side}." in name), "head")
+
+
+def read_facts(folder: Path) -> Facts:
+    config = read_config(folder)
+    run = read_json(folder / "run.json")
+    results = read_json(folder / "metrics.json") or run.get("metrics", {})
+    samples = folder / "predictions.jsonl"
+    lines = samples.read_text(encoding="utf-8").split("\n") if samples.is_file() else []
+    return Facts(folder, config, run, results, [json.loads(line) for line in lines if line])
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise FolderError(f"{file} is no JSON ({error}): put back what the run has written.") from None
