@@ -25,18 +25,29 @@ LEAVES_NO_TRACE = ("name", "description", "output", "resume", "logging", "card",
 
 def training_command(recipe: dict[str, Any]) -> str:
     """`glassformer train NAME key=value ...` with what differs from the recipe of that name, or the name of a file."""
-    name = recipe["name"]
-    if name not in recipe_names():
-        return f"glassformer train {name}.yaml"
-    changes = flat(differences(public(recipe), public(load_recipe(name).to_dict())))
-    return " ".join(["glassformer train", name, *(shlex.quote(f"{key}={as_yaml(value)}") for key, value in changes.items())])
+    if not comes_along(recipe):
+        return f"glassformer train {recipe['name']}.yaml"
+    changes = flat(differences(public(recipe), public(load_recipe(recipe["name"]).to_dict())))
+    overrides = [shlex.quote(f"{key}={as_yaml(value)}") for key, value in changes.items()]
+    return " ".join(["glassformer train", recipe["name"], *overrides])
 
 
 def recipe_text(recipe: dict[str, Any]) -> str:
     """The recipe as YAML, without what is usual; empty for those that come with the package."""
-    if recipe["name"] in recipe_names():
+    if comes_along(recipe):
         return ""
     return yaml.safe_dump(differences(public(recipe), public(Recipe().to_dict())), sort_keys=False, allow_unicode=True)
+
+
+def comes_along(recipe: dict[str, Any]) -> bool:
+    """It is a recipe of the package, with values changed and added but none taken away, which no override can do."""
+    return recipe["name"] in recipe_names() and covers(public(recipe), public(load_recipe(recipe["name"]).to_dict()))
+
+
+def covers(now: Any, usual: Any) -> bool:
+    if not isinstance(now, dict) or not isinstance(usual, dict):
+        return True
+    return all(key in now and covers(now[key], value) for key, value in usual.items())
 
 
 def public(recipe: dict[str, Any]) -> dict[str, Any]:

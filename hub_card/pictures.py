@@ -31,7 +31,7 @@ def draw_attention(facts: Facts, show_rows: bool, example: str | None) -> None:
     model = getattr(glassformer, facts.head).from_pretrained(facts.folder)
     visualizer = AttentionVisualizer(model, AutoTokenizer.from_pretrained(facts.folder))
     partial = picture.with_name(".attention.partial.png")
-    if facts.config["is_encoder_decoder"]:
+    if facts.shape == "encoder-decoder":
         visualizer.plot_cross_attention(text, partial)
     else:
         last = facts.config["num_encoder_layers"] + facts.config["num_decoder_layers"] - 1
