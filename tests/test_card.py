@@ -236,7 +236,7 @@ def test_refreshing_changes_nothing(copied):
 def test_a_line_anywhere_outside_the_sections_survives(copied):
     folder = copied()
     write_card(folder)
-    front, body = card.split_front(text_of(folder), folder)
+    _, body = card.split_front(text_of(folder), folder)
     made = card.make_sections(read_facts(folder), "ada/copy", True)
     stale = card.fill(body, dict.fromkeys(made, "old"), folder)
     lines, tried, inside = stale.split("\n"), 0, False
