@@ -69,12 +69,12 @@ def push(
         raise HubError(f"{repo} is there already and public: make it private in its settings first, or drop --private.")
     write_card(folder, repo)
     found = contents(folder)
-    with in_a_sentence(f"{repo} could not be made", repo, api):
+    with in_a_sentence(repo, api):
         if before is None:
             api.create_repo(repo, private=private)
         if revision is not None:
             api.create_branch(repo, branch=revision, exist_ok=True)
-    with in_a_sentence("The upload broke off and nothing was committed", repo, api, again=True):
+    with in_a_sentence(repo, api, is_upload=True):
         commit = api.create_commit(
             repo, operations(api, repo, revision, found), commit_message="Push from glassformer", revision=revision
         )
@@ -89,14 +89,14 @@ def full_name(api: HfApi, repo: str) -> str:
         validate_repo_id(repo)
     except HFValidationError:
         raise HubError(f"{repo!r} is no name of a repository: write NAME, or USER/NAME.") from None
-    with in_a_sentence("The Hub did not let you in", repo, api):
+    with in_a_sentence(repo, api):
         user = api.whoami()["name"]
     return repo if "/" in repo else f"{user}/{repo}"
 
 
 def look_up(api: HfApi, repo: str, revision: str | None) -> ModelInfo | None:
     """What the Hub knows about a repository and its last commit; None if there is none, or none that we may see."""
-    with in_a_sentence(f"{repo} could not be looked up", repo, api):
+    with in_a_sentence(repo, api):
         try:
             return api.model_info(repo, revision=revision)
         except RevisionNotFoundError:
@@ -116,18 +116,21 @@ def operations(api: HfApi, repo: str, revision: str | None, found: Contents) -> 
 
 
 @contextlib.contextmanager
-def in_a_sentence(what: str, repo: str, api: HfApi, again: bool = False) -> Iterator[None]:
+def in_a_sentence(repo: str, api: HfApi, is_upload: bool = False) -> Iterator[None]:
     """Errors of the client, told with their cause and cure."""
     try:
         yield
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        cure = "Start the same command again: what has arrived is not sent again." if again else ""
-        raise HubError(f"{what}: {explain(root_of(error), repo, api.endpoint)} {cure}".strip()) from error
+        told = explain(root_of(error), repo, api.endpoint)
+        if not is_upload or isinstance(error, ValueError):
+            raise HubError(f"Nothing was pushed: {told}") from error
+        cure = "Start the same command again: what has arrived is not sent again."
+        raise HubError(f"The upload broke off and nothing was committed: {told} {cure}") from error
 
 
 def root_of(error: BaseException) -> BaseException:
-    """The first cause that says something about the Hub: uploads wrap it."""
-    while not isinstance(error, HTTPError) and error.__cause__ is not None:
+    """What has happened: uploads wrap it. A ValueError is about what was sent, and says more than its cause."""
+    while not isinstance(error, (HTTPError, ValueError)) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
@@ -141,7 +144,7 @@ def explain(error: BaseException, repo: str, endpoint: str) -> str:
         return explain_status(error, repo, endpoint)
     if isinstance(error, HTTPError):
         return f"{endpoint} cannot be reached ({error or type(error).__name__}). Check the network."
-    return f"{' '.join(str(error).split())}."
+    return f"{' '.join(str(error).split()).rstrip('.')}."
 
 
 def explain_status(error: HfHubHTTPError, repo: str, endpoint: str) -> str:

@@ -238,6 +238,8 @@ class Handler(BaseHTTPRequestHandler):
             metadata = yaml.safe_load(match[1]) if match else {}
         except yaml.YAMLError as error:
             return self.send(400, {"errors": [{"message": str(error)}], "warnings": []})
+        if not isinstance(metadata.get("license", ""), str):
+            return self.send(400, {"errors": [{"message": '"license" must be a string'}], "warnings": []})
         warnings = [] if metadata else [{"message": "empty or missing yaml metadata in repo card"}]
         self.send(200, {"errors": [], "warnings": warnings})
 

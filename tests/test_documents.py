@@ -14,8 +14,8 @@ from glassformer.hub_card import facts, sections
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 NAMES = sorted(set(re.findall(r"`([^`\n]+)`", CONTRIBUTING)))
-CODE = "\n".join(path.read_text() for folder in ("modeling", "configuration", "training", "analysis", "hub_card", "tests", "scripts")
-                 for path in (ROOT / folder).rglob("*.py"))  # fmt: skip
+FOLDERS = ("modeling", "configuration", "training", "analysis", "hub_card", "tests", "scripts")
+CODE = "\n".join(path.read_text() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/" in name and " " not in name])
