@@ -7,12 +7,13 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """Which files of a folder make up a model for the Hub: a list of what goes, so that nothing else can go by mistake."""
 
-import ast
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from transformers.dynamic_module_utils import get_relative_import_files
 
 
 CARD = "README.md"
@@ -101,20 +102,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def code_files(folder: Path, config: dict[str, Any]) -> set[str]:
-    """The modules that `auto_map` names, and those that they import from beside them."""
-    waiting = {f"{target.partition('.')[0]}.py" for target in config.get("auto_map", {}).values()}
-    if not waiting:
+    """The modules that `auto_map` names and those that they import from beside them: what a loader will ask for."""
+    named = {folder / f"{target.partition('.')[0]}.py" for target in config.get("auto_map", {}).values()}
+    if not named:
         raise FolderError(f"{folder / 'config.json'} names no code (auto_map): save the model again with save_pretrained.")
-    found: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if not (folder / name).is_file():
-            raise FolderError(f"{folder} lacks {name}, without which nobody can load the model: save it again.")
-        found.add(name)
-        tree = ast.walk(ast.parse((folder / name).read_text(encoding="utf-8")))
-        imports = {f"{node.module}.py" for node in tree if isinstance(node, ast.ImportFrom) and node.level and node.module}
-        waiting |= imports - found
-    return found
+    try:
+        return {Path(file).name for module in named for file in (module, *get_relative_import_files(module))}
+    except FileNotFoundError as error:
+        lacking = Path(error.filename).name
+        raise FolderError(f"{folder} lacks {lacking}, without which nobody can load the model: save it again.") from None
 
 
 def shown_pictures(folder: Path) -> set[str]:
