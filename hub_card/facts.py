@@ -73,6 +73,10 @@ class Facts:
         return {part: count for part, count in counts.items() if count}
 
     @property
+    def mask_token(self) -> str:
+        return read_json(self.folder / "tokenizer_config.json").get("mask_token", "")
+
+    @property
     def writes_another_vocabulary(self) -> bool:
         return (self.folder / TARGET).is_dir()
 
@@ -98,6 +102,12 @@ class Facts:
     def is_generated(self) -> bool:
         """The data is made by glassformer: its rows are nobody's secret."""
         return self.source.startswith(BUILT_IN)
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """How texts were written that were then judged."""
+        writes = self.head == "GlassformerForConditionalGeneration"
+        return self.recipe.get("evaluation", {}).get("generation", {}) if writes else {}
 
     @property
     def datasets(self) -> list[str]:

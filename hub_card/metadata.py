@@ -56,7 +56,6 @@ def eval_results(facts: Facts) -> list[EvalResult]:
     """Every figure of the run, with its split and protocol."""
     data, reference = facts.recipe.get("data", {}), facts.recipe.get("reference", {})
     version = facts.run.get("versions", {}).get("glassformer", "")
-    generation = facts.recipe.get("evaluation", {}).get("generation")
     found = []
     for split, values in facts.results.items():
         for name, value in values.items():
@@ -65,7 +64,7 @@ def eval_results(facts: Facts) -> list[EvalResult]:
             arguments = {
                 MEASURED_BY: f"glassformer {version}".strip(),
                 "seed": facts.run.get("seed"),
-                "generation": generation or None,
+                "generation": facts.generation or None,
                 "signature": values.get(f"{name}_signature"),
                 "protocol": reference.get("protocol") if reference.get("result") == f"{split}.{name}" else None,
             }

@@ -78,8 +78,10 @@ def load_lines(facts: Facts, repo: str, trust: str = "") -> list[str]:
 
 
 def pipeline_lines(facts: Facts, repo: str, trust: str = "") -> list[str]:
-    asked = 'question="...", context="..."' if facts.task == "question-answering" else '"..."'
-    return ["from transformers import pipeline", f'print(pipeline("{facts.task}", model="{repo}"{trust})({asked}))']
+    special = {"question-answering": 'question="...", context="..."', "fill-mask": f'"... {facts.mask_token} ..."'}
+    text = special.get(facts.task, '"..."')
+    call = f'pipeline("{facts.task}", model="{repo}"{trust})({text})'
+    return ["from transformers import pipeline", f"print({call})"]
 
 
 def code(lines: list[str], language: str = "python") -> str:
@@ -131,7 +133,7 @@ def training(facts: Facts) -> str:
         "objective": run["objective"],
         "updates": f"{run['updates']:,}, of {batch}{f' x {steps}' if steps > 1 else ''}",
         "tokens seen": f"{run['tokens']:,}",
-        "time": f"{run['seconds']:,.0f} seconds in {run['processes']} process{'es' if run['processes'] > 1 else ''}",
+        "time": f"{run['seconds']:,.1f} seconds in {run['processes']} process{'es' if run['processes'] > 1 else ''}",
         "optimiser": f"{optimizer['name']}, learning rate {optimizer['lr'] or 'as the schedule says'}, "
         f"weight decay {optimizer['weight_decay']}",
         "schedule": f"{schedule['name']}, {schedule['warmup_steps']} updates of warm-up",
@@ -168,13 +170,13 @@ def results(facts: Facts) -> str:
     ]
     signatures = {cell(v): None for values in facts.results.values() for v in values.values() if isinstance(v, str)}
     protocol = facts.recipe.get("reference", {}).get("protocol")
-    generation = facts.recipe.get("evaluation", {}).get("generation")
+    generation, last = facts.generation, list(facts.results)[-1]
     notes = [
         *([f"Protocol: {protocol}"] if protocol else []),
         *([f"Generation: {', '.join(f'`{key}={value}`' for key, value in generation.items())}."] if generation else []),
         *([f"Signatures: {', '.join(f'`{text}`' for text in signatures)}."] if signatures else []),
         f"All rows of a split, measured once, with seed {facts.run['seed']}, at the end of `{training_command(facts.recipe)}`; "
-        f"again with `glassformer evaluate FOLDER --split test`."
+        f"again with `glassformer evaluate FOLDER --split {last}`."
         if facts.run
         else "",
     ]
@@ -189,9 +191,9 @@ def readable(value: float) -> str:
 def samples(facts: Facts, show_rows: bool) -> str:
     """Answers to rows of the test data, and where the model looks."""
     parts = []
-    shown = [(question(row), row["prediction"]) for row in facts.samples if len(question(row)) <= LONGEST][:SHOWN]
+    shown = [(asked(row), row["prediction"]) for row in facts.samples if len(asked(row)) <= LONGEST][:SHOWN]
     if shown and show_rows:
-        rows = [f"| {cell(asked)} | {cell(as_text(answer))} |" for asked, answer in shown]
+        rows = [f"| {cell(text)} | {cell(as_text(answer))} |" for text, answer in shown]
         parts += ["## Samples", "\n".join(["| asked | answered |", "| --- | --- |", *rows])]
     if (facts.folder / "attention.png").exists():
         parts += ["## Where it looks", "![attention](attention.png)"]
@@ -204,9 +206,14 @@ def as_text(answer: Any) -> str:
 
 
 def question(row: dict[str, Any]) -> str:
-    """What the model was asked."""
-    asked = next(row[key] for key in ANSWER_TO if key in row)
-    return " ".join(asked) if isinstance(asked, list) else asked
+    """The text that a model reads first."""
+    text = next(row[key] for key in ANSWER_TO if key in row)
+    return " ".join(text) if isinstance(text, list) else text
+
+
+def asked(row: dict[str, Any]) -> str:
+    """All that a model reads."""
+    return " / ".join([question(row), *(row[key] for key in ("text_pair", "context") if row.get(key))])
 
 
 def limits(facts: Facts) -> str:
