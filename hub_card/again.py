@@ -53,6 +53,7 @@ def covers(now: Any, usual: Any) -> bool:
 def public(recipe: dict[str, Any]) -> dict[str, Any]:
     """What decides the result, without paths."""
     kept = {key: value for key, value in recipe.items() if key not in LEAVES_NO_TRACE}
+    kept["pretraining"] = kept["pretraining"] and file_name(kept["pretraining"])
     data = dict(kept["data"])
     data["source"] = file_name(data["source"])
     if data["files"]:

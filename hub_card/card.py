@@ -20,7 +20,7 @@ import yaml
 
 from . import metadata, sections
 from .facts import Facts, read_facts
-from .files import CARD
+from .files import CARD, is_inside
 from .pictures import draw_attention
 
 
@@ -46,7 +46,7 @@ def write_card(folder: Path, repo: str | None = None, samples: bool = False, exa
     """
     path = folder / CARD
     facts = read_facts(folder)
-    before = path.read_bytes().decode("utf-8-sig") if path.is_file() else ""
+    before = read_card(path)
     text = before.replace("\r\n", "\n")
     show_rows = samples or facts.is_generated or "| asked |" in text
     draw_attention(facts, show_rows, example)
@@ -64,10 +64,29 @@ def write_card(folder: Path, repo: str | None = None, samples: bool = False, exa
     if "\r\n" in before:
         after = after.replace("\n", "\r\n")
     if after != before:
-        partial = path.with_name(f".{CARD}.partial")
-        partial.write_bytes(after.encode())
-        partial.replace(path)
+        save_card(path, after)
     return path
+
+
+def read_card(path: Path) -> str:
+    if not path.exists():
+        return ""
+    if not is_inside(path, path.parent):
+        raise CardError(f"{path} is a link that leads out of the folder: put a copy of the file in its place.")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CardError(f"{path} is not utf-8 (byte 0x{error.object[error.start]:02x}): convert it first.") from None
+
+
+def save_card(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{CARD}.partial")
+    try:
+        partial.write_bytes(text.encode())
+        partial.replace(path)
+    except OSError as error:
+        raise CardError(f"{path} cannot be written ({error.strerror}): make room, or change permissions.") from None
 
 
 def make_sections(facts: Facts, repo: str, show_rows: bool) -> dict[str, str]:

@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from .files import TARGET, FolderError, read_config
+from .files import TARGET, FolderError, is_inside, read_config
 
 
 TASKS = {  # the pipeline of a head
@@ -67,14 +67,17 @@ class Facts:
         """Trained values of each part, counted in the files of the weights."""
         counts = dict.fromkeys(("embeddings", "encoder", "decoder", "head"), 0)
         for file in sorted(self.folder.glob("model*.safetensors")):
-            with safe_open(file, "np") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (it is no dict)
-                    counts[part_of(name)] += math.prod(tensors.get_slice(name).get_shape())
+            try:
+                with safe_open(file, "np") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+                        counts[part_of(name)] += math.prod(tensors.get_slice(name).get_shape())
+            except SafetensorError as error:
+                raise FolderError(f"{file} is damaged or cut off ({error}): save the model again.") from None
         return {part: count for part, count in counts.items() if count}
 
     @property
     def mask_token(self) -> str:
-        return read_json(self.folder / "tokenizer_config.json").get("mask_token", "")
+        return read_json(self.folder, "tokenizer_config.json").get("mask_token", "")
 
     @property
     def writes_another_vocabulary(self) -> bool:
@@ -131,15 +134,22 @@ def part_of(name: str) -> str:
 
 def read_facts(folder: Path) -> Facts:
     config = read_config(folder)
-    run = read_json(folder / "run.json")
-    results = read_json(folder / "metrics.json") or run.get("metrics", {})
-    samples = folder / "predictions.jsonl"
-    lines = samples.read_text(encoding="utf-8").split("\n") if samples.is_file() else []
-    return Facts(folder, config, run, results, [json.loads(line) for line in lines if line])
+    run = read_json(folder, "run.json")
+    results = read_json(folder, "metrics.json") or run.get("metrics", {})
+    return Facts(folder, config, run, results, read_lines(folder, "predictions.jsonl"))
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    return next(iter(read_lines(folder, name, apart=False)), {})
+
+
+def read_lines(folder: Path, name: str, apart: bool = True) -> list[dict[str, Any]]:
+    """JSON objects, one a line or one in all. What is not there, or elsewhere, says nothing."""
+    file = folder / name
+    if not file.is_file() or not is_inside(file, folder):
+        return []
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        text = file.read_text(encoding="utf-8")
+        return [json.loads(part) for part in (text.split("\n") if apart else [text]) if part]
     except ValueError as error:
         raise FolderError(f"{file} is no JSON ({error}): put back what the run has written.") from None

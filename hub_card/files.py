@@ -116,7 +116,8 @@ def code_files(folder: Path, config: dict[str, Any]) -> set[str]:
 def shown_pictures(folder: Path) -> set[str]:
     """Files beside the card that it shows."""
     card = folder / CARD
-    return {name.removeprefix("./") for name in PICTURE.findall(card.read_text(encoding="utf-8"))} if card.is_file() else set()
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    return {name.removeprefix("./") for name in PICTURE.findall(text)}
 
 
 def check(folder: Path, found: Contents, code: set[str]) -> None:

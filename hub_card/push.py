@@ -69,6 +69,8 @@ def push(
         raise HubError(f"{repo} is there already and public: make it private in its settings first, or drop --private.")
     write_card(folder, repo)
     found = contents(folder)
+    if "tokenizer_config.json" not in found.upload:
+        logger.warning(f"{folder} has no tokenizer: those who load the model will have to get one elsewhere.")
     with in_a_sentence(repo, api):
         if before is None:
             api.create_repo(repo, private=private)

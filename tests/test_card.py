@@ -347,6 +347,50 @@ def test_a_card_that_cannot_be_read_is_refused_and_left_alone(copied, body, word
     assert text_of(folder) == body
 
 
+DAMAGE = {
+    "README.md": (b"caf\xe9", "is not utf-8 (byte 0xe9): convert it first."),
+    "run.json": (b"{", "run.json is no JSON"),
+    "metrics.json": (b"[1", "metrics.json is no JSON"),
+    "predictions.jsonl": (b'{"source": "a"}\nhalf a li', "predictions.jsonl is no JSON"),
+    "model.safetensors": (b"short", "damaged or cut off"),
+    "config.json": (b"", "config.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_files_are_named(copied, name):
+    folder, (content, words) = copied(), DAMAGE[name]
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        write_card(folder)
+    assert (folder / "README.md").exists() == (name == "README.md")
+
+
+def test_a_card_tells_nothing_from_outside_the_folder(copied, tmp_path):
+    folder = copied()
+    (tmp_path / "secret").write_text('{"source": "secret", "prediction": "secret", "test": {"secret": 1.0}}')
+    for name in ("predictions.jsonl", "metrics.json"):
+        (folder / name).unlink()
+        (folder / name).symlink_to(tmp_path / "secret")
+    write_card(folder)
+    assert "secret" not in text_of(folder)
+    (folder / "README.md").unlink()
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(CardError, match="is a link that leads out of the folder"):
+        write_card(folder)
+
+
+def test_a_card_that_cannot_be_written_is_told(copied, monkeypatch):
+    folder = copied()
+
+    def full(self, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(CardError, match=r"cannot be written \(No space left on device\): make room"):
+        write_card(folder)
+
+
 def test_languages_and_datasets_are_those_of_the_recipe(copied):
     folder = copied()
     run = json.loads((folder / "run.json").read_text())
