@@ -26,7 +26,7 @@ from .pictures import draw_attention
 
 logger = logging.getLogger("glassformer")
 TEMPLATE = Path(__file__).with_name("card.md")
-FRONT = re.compile(r"\A---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
+FRONT = re.compile(r"\A---\n(.*?)^---(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- (/?)glassformer:(\w+) -->")
 REPO = re.compile(r'from_pretrained\("([^"]+)"')
 

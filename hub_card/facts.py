@@ -120,10 +120,10 @@ class Facts:
 
     @property
     def languages(self) -> list[str]:
-        """As the recipe says, or as its columns do where they are named `en` or `translation.de`."""
-        columns = self.recipe.get("data", {}).get("columns", {}).values()
-        names = [name.rpartition(".")[2] for column in columns for name in ([column] if isinstance(column, str) else column)]
-        return self.card.get("language") or [name for name in names if re.fullmatch("[a-z]{2}", name)]
+        """As the recipe says, or as its columns do where both sides have names like `en` and `translation.de`."""
+        columns = self.recipe.get("data", {}).get("columns", {})
+        names = [str(columns.get(side, "")).rpartition(".")[2] for side in ("source", "target")]
+        return self.card.get("language") or (names if all(re.fullmatch("[a-z]{2}", name) for name in names) else [])
 
 
 def part_of(name: str) -> str:

@@ -58,20 +58,19 @@ def contents(folder: Path) -> Contents:
     """What goes and what stays. A folder that lacks something that a loader needs is refused."""
     config = read_config(folder)
     code = code_files(folder, config)
-    wanted = OTHERS | TOKENIZER | code | set(PICTURES) | shown_pictures(folder)
+    wanted = OTHERS | code | set(PICTURES) | shown_pictures(folder)
     found = Contents({}, {})
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and path.name != TARGET:
-            found.left_out[f"{path.name}/"] = reason(path)
-        for file in sorted(path.iterdir()) if path.is_dir() and path.name == TARGET else [] if path.is_dir() else [path]:
-            name = file.relative_to(folder).as_posix()
-            chosen = file.name in TOKENIZER if "/" in name else name in wanted or WEIGHTS.fullmatch(name)
-            if not chosen:
-                found.left_out[name] = reason(file)
-            elif not is_inside(file, folder):
-                found.left_out[name] = "a link that leads out of the folder"
-            else:
-                found.upload[name] = file
+    for path in sorted([*folder.iterdir(), *(folder / TARGET).glob("*")]):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            if name != TARGET:
+                found.left_out[f"{name}/"] = reason(path)
+        elif not (path.name in TOKENIZER or name in wanted or WEIGHTS.fullmatch(name)):
+            found.left_out[name] = reason(path)
+        elif not is_inside(path, folder):
+            found.left_out[name] = "a link that leads out of the folder"
+        else:
+            found.upload[name] = path
     check(folder, found, code)
     return found
 

@@ -29,6 +29,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
+import glassformer
+
 from .card import write_card
 from .files import WEIGHTS, Contents, contents
 
@@ -59,7 +61,7 @@ def push(
     agree: Callable[[str], bool] = lambda question: False,
 ) -> str:
     """Upload a model and its card -> the address of the repository. `agree` is asked before anything becomes public."""
-    api = HfApi()
+    api = HfApi(library_name="glassformer", library_version=glassformer.__version__)
     contents(folder)  # refuses before anything is sent
     repo = full_name(api, repo)
     before = look_up(api, repo, revision)

@@ -312,6 +312,13 @@ def test_a_card_without_our_marks_keeps_its_text(copied, caplog):
     assert ModelCard(text_of(folder)).data.eval_results
 
 
+def test_metadata_alone_is_a_card_too(copied):
+    folder = copied()
+    (folder / "README.md").write_text("---\nlicense: mit\n---")
+    write_card(folder)
+    assert ModelCard(text_of(folder)).data.license == "mit"
+
+
 def test_line_ends_stay_those_of_the_person(copied):
     folder = copied()
     write_card(folder)
