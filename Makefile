@@ -53,6 +53,7 @@ benchmark: $(READY)
 results: $(READY)
 	@test -n "$(RECIPE)" || { echo "usage: make results RECIPE=NAME, one of those that \`glassformer recipes\` lists"; exit 2; }
 	$(BIN)/python scripts/results.py $(RECIPE)
+	$(BIN)/python scripts/catalog.py
 
 results-smoke: $(READY)
 	$(BIN)/python scripts/results.py --smoke

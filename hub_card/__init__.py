@@ -1,1 +1,8 @@
-"""The place of model cards: their template and the code that fills it."""
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Model cards that are made from the run itself, and the way to the Hub. Start reading at `card.py`."""

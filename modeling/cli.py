@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `doctor`, `explain`, `tokenizer`, `recipes` ...
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `explain`, `card`, `push`, `recipes` ...
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """
@@ -187,6 +187,42 @@ def explain(
 
 
 @app.command()
+def card(
+    folder: Folder,
+    repo: Annotated[str | None, typer.Option(help="USER/NAME on the Hub; push sets it.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Show some rows of the data with the model's answers.")] = False,
+    example: Annotated[str | None, typer.Option(help="A text to draw the attention for.")] = None,
+) -> None:
+    """Write the model card, README.md, from the run; what you have written in it yourself stays."""
+    from glassformer.hub_card.card import write_card
+
+    print(write_card(folder, repo, samples, example))
+
+
+@app.command()
+def push(
+    folder: Folder,
+    repo: Annotated[str, typer.Argument(help="USER/NAME, or a NAME of your own.", metavar="REPO")],
+    private: Annotated[bool, typer.Option("--private", help="For nobody else to see.")] = False,
+    revision: Annotated[str | None, typer.Option(help="A branch, made if need be; main if not given.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded, and ask nobody.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a repository is made that everybody can see.")] = False,
+) -> None:
+    """Upload a model with its code and its card to the Hub, in one commit."""
+    from glassformer.hub_card import push as hub
+
+    if dry_run:
+        print(hub.describe_push(folder))
+    else:
+        print(hub.push(folder, repo, private, revision, agree=lambda question: yes or confirmed(question)))
+
+
+def confirmed(question: str) -> bool:
+    """Nobody is asked where nobody can answer."""
+    return sys.stdin.isatty() and typer.confirm(question)
+
+
+@app.command()
 def tokenizer(
     recipe: RecipeName,
     output: Annotated[Path, typer.Argument(help="The folder to write to.")],
@@ -202,17 +238,16 @@ def tokenizer(
 
 @app.command()
 def recipes() -> None:
-    """List the recipes that come with the package."""
-    from glassformer.training.recipe import load_recipe, recipe_names
+    """List the recipes that come with the package: sizes, what they reach and what they are to reach."""
+    from glassformer.training.catalog import describe_recipes
 
-    for name in recipe_names():
-        print(f"{name:24} {load_recipe(name).description}")
+    print(describe_recipes())
 
 
 @app.command()
 def presets() -> None:
     """List the named sizes of model, with their parameter counts."""
-    from glassformer.training.plan import describe_presets
+    from glassformer.training.catalog import describe_presets
 
     print(describe_presets())
 

@@ -12,7 +12,7 @@ import torch
 
 
 # Files with long tests go first, so that no worker is left with one at the end.
-LONG = ("test_distributed.py", "test_interruption.py", "test_training.py", "test_packaging.py", "test_hub.py")
+LONG = ("test_distributed.py", "test_interruption.py", "test_training.py", "test_packaging.py", "test_hub.py", "test_push.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 
-def run_python(code: str, folder: Path, arguments: list[str] = ()) -> str:
-    """What a fresh interpreter prints, started in a folder of its own, without the Hub and with empty caches."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf_home"), "OMP_NUM_THREADS": "1"}
+def run_python(code: str, folder: Path, arguments: list[str] = (), **variables: str) -> str:
+    """What a fresh interpreter prints, started in a folder of its own, with empty caches and, unless told, without the Hub."""
+    usual = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf_home"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **usual, **variables}
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -339,9 +339,15 @@ def test_tokenizer_is_trained_alone_and_found_by_transformers(trained, run, refu
 
 
 def test_recipes_are_listed_with_what_they_are(run):
-    lines = run("recipes").splitlines()
-    assert [line.split()[0] for line in lines] == recipe_names()
-    assert all(len(line.split()) > 3 for line in lines)
+    _, _, *lines = run("recipes").splitlines()
+    assert [line.split("`")[1] for line in lines] == recipe_names()
+
+
+def test_a_card_is_written_and_its_place_told(trained, run, refused, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    assert run("card", folder, "--repo", "ada/mine", "--example", "the red lamp") == f"{folder / 'README.md'}\n"
+    assert 'from_pretrained("ada/mine"' in (folder / "README.md").read_text() and (folder / "attention.png").exists()
+    refused("holds no model: give a folder that training has made.", "card", tmp_path)
 
 
 def test_presets_are_listed_smallest_first(run):
@@ -367,7 +373,21 @@ def test_help_names_every_command_and_asks_for_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("train", "evaluate", "predict", "check", "doctor", "explain", "tokenizer", "recipes", "presets"):
+    commands = (
+        "train",
+        "evaluate",
+        "predict",
+        "check",
+        "doctor",
+        "heads",
+        "explain",
+        "card",
+        "push",
+        "tokenizer",
+        "recipes",
+        "presets",
+    )
+    for command in commands:
         assert command in done.stdout
 
 

@@ -7,9 +7,9 @@ import pytest
 from models import tiny_language_model
 from tokenizer import word_tokenizer
 
+from glassformer.training.catalog import describe_presets
 from glassformer.training.inference import load_trained
 from glassformer.training.loop import train
-from glassformer.training.plan import describe_presets
 from glassformer.training.recipe import load_recipe
 
 

@@ -241,7 +241,7 @@ def write_json(file: Path, content: Any) -> None:
 # What may differ between a run and its continuation without changing what is learnt.
 FREE = (
     "description", "output", "resume", "logging", "checkpoints.keep", "training.minutes", "batching.workers", "name",
-    "reference", "evaluation.samples",
+    "reference", "card", "evaluation.samples",
 )  # fmt: skip
 
 

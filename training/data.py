@@ -107,6 +107,12 @@ def _load_splits(data: Data, seed: int) -> dict[str, Rows]:
     return splits
 
 
+def hub_id(data: Data) -> str | None:
+    """The id of a dataset that comes from the Hub."""
+    is_local = bool(data.files) or Path(expand_path(data.source)).exists() or data.source.startswith("builtin:")
+    return None if is_local else data.source
+
+
 def _load_source(data: Data) -> dict[str, Rows] | Rows:
     if data.source.startswith("builtin:"):
         name = data.source.removeprefix("builtin:")

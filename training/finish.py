@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from datasets import Dataset
 from transformers import PreTrainedModel
 
 from . import report
 from .checkpoints import CheckpointError, CheckpointFolder, LoopState, read_weights, step_of, write_json
+from .data import hub_id
 from .estimate import readable_time
 from .evaluation import describe, evaluate_model, evaluation_group, predict_rows
 from .optimization import average_states
@@ -79,6 +81,8 @@ def describe_run(
         "waiting": state.waited / max(state.seconds, 1e-9),
         "best": {"metric": recipe.evaluation.best or task.objective.best, "value": state.best, "update": state.best_step},
         "weights_from": [path.name for path in chosen],
+        "rows": {split: len(rows) for split, rows in task.rows.items() if isinstance(rows, Dataset)},
+        "hub_dataset": hub_id(recipe.data),
         "data_fingerprints": task.fingerprints,
         "metrics": results,
     }

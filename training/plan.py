@@ -9,12 +9,10 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import torch
 
 import glassformer
-from glassformer import GlassformerConfig, configuration
 
 from .batching import Loader, Position
 from .estimate import (
@@ -116,28 +114,3 @@ def batch_shape(task: Task, tensors: dict[str, torch.Tensor]) -> tuple[int, ...]
 def our_head(task: Task) -> type:
     """Also for a baseline, which is as large."""
     return getattr(glassformer, task.objective.head)
-
-
-# Presets
-
-HEADS = {
-    "encoder-decoder": "GlassformerForConditionalGeneration",
-    "encoder": "GlassformerForMaskedLM",
-    "decoder": "GlassformerForCausalLM",
-}
-
-
-def describe_presets() -> str:
-    """The named sizes, smallest first, as a Markdown table."""
-    folder = Path(configuration.__file__).parent / "presets"
-    rows = sorted(describe_preset(path.stem) for path in folder.glob("*.json"))
-    head = "| preset | shape | layers | width | positions | parameters |\n| --- | --- | --- | --- | --- | --- |"
-    return "\n".join([head, *(row for _, row in rows)])
-
-
-def describe_preset(name: str) -> tuple[int, str]:
-    """Number of parameters of the model that predicts tokens, and a row of the table."""
-    config = GlassformerConfig.from_preset(name)
-    count = parameter_count(config, getattr(glassformer, HEADS[config.shape]))
-    layers = f"{config.num_encoder_layers}+{config.num_decoder_layers}"
-    return count, f"| `{name}` | {config.shape} | {layers} | {config.d_model} | {config.position_encoding} | {count / 1e6:.1f}M |"

@@ -169,6 +169,16 @@ class Reference:
 
 
 @dataclass
+class Card:
+    """What the card of the model says and the run cannot know; nothing of it changes the run."""
+
+    license: str | None = None  # of the model, by its name on the Hub, such as apache-2.0
+    language: list[str] = field(default_factory=list)  # of the texts: en, de, ...
+    datasets: list[str] = field(default_factory=list)  # their ids on the Hub, where the data is a copy of them
+    task: str | None = None  # the Hub's name of it, such as translation; the usual one of the objective if not given
+
+
+@dataclass
 class Recipe:
     name: str = ""  # the file's name if not given
     description: str = ""
@@ -190,6 +200,7 @@ class Recipe:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     logging: Logging = field(default_factory=Logging)
     reference: Reference = field(default_factory=Reference)
+    card: Card = field(default_factory=Card)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
