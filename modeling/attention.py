@@ -130,6 +130,9 @@ class MultiHeadAttention(nn.Module):
     Args:
         num_kv_heads: fewer key/value heads than query heads, each shared by a group (grouped-query attention); 1 is
             multi-query, None one for each query head.
+        d_k: width of a head; None: d_model / num_heads.
+        out_bias: whether the output projection has a bias; None: if the others have.
+        scaled: whether scores are divided by sqrt(d_k).
         qk_norm: name of a norm applied to each head's queries and keys, None for none.
         config: names the attention function by `_attn_implementation`; without a config it is the textbook one.
         layer_idx: where this layer's keys and values are kept in a cache.
@@ -144,6 +147,9 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        out_bias: bool | None = None,
+        scaled: bool = True,
+        d_k: int | None = None,
         qk_norm: str | None = None,
         norm_eps: float = 1e-6,
         config=None,
@@ -156,25 +162,25 @@ class MultiHeadAttention(nn.Module):
         for name, value in {"num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
             if value < 1:
                 raise ValueError(f"{name}={value} must be positive.")
-        if d_model % num_heads:
+        if d_k is None and d_model % num_heads:
             raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}.")
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}.")
         self.d_model = d_model
         self.num_heads = num_heads
-        self.d_k = d_model // num_heads
+        self.d_k = d_k or d_model // num_heads
         self.num_key_value_groups = num_heads // num_kv_heads
-        self.scaling = self.d_k**-0.5
+        self.scaling = self.d_k**-0.5 if scaled else 1.0
         self.dropout = dropout
         self.config = config
         self.layer_idx = layer_idx
         self.is_causal = is_causal
         self.window = window
 
-        self.q_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias)
         self.k_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
         self.v_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.d_k, d_model, bias=bias if out_bias is None else out_bias)
         self.q_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
         self.k_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
 

@@ -56,6 +56,7 @@ class Encoder(Stack):
 
     def __init__(self, config):
         super().__init__(config, is_decoder=False)
+        self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.post_init()
 
@@ -67,9 +68,12 @@ class Encoder(Stack):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput:
         x = self.embed(input_ids, inputs_embeds)
+        if self.token_types is not None:
+            x = x + self.token_types(x.new_zeros(x.shape[:2], dtype=torch.long) if token_type_ids is None else token_type_ids)
         batch, length = x.shape[:2]
         attention_mask = self.token_mask(input_ids, attention_mask)
         attention_mask = self.check_mask(self.mask_name, attention_mask, x, length)

@@ -63,6 +63,8 @@ class GlassformerPreTrainedModel(PreTrainedModel):
         """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
         if isinstance(module, OutputProjection):
             init.normal_(module.weight, std=1 / self.config.d_model)  # small logits: the loss starts at log(vocab_size)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:

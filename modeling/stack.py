@@ -58,6 +58,9 @@ def make_attention(config, layer_idx: int, is_causal: bool = False, window: int 
         config.num_kv_heads,
         dropout=config.attention_dropout,
         bias=config.attention_bias,
+        out_bias=config.attention_out_bias,
+        scaled=config.scale_attention,
+        d_k=config.d_k,
         qk_norm=config.norm if config.qk_norm else None,
         norm_eps=config.norm_eps,
         config=config,
@@ -113,7 +116,7 @@ class Stack(GlassformerPreTrainedModel):
         if kind == "sinusoidal":
             self.positions = SinusoidalPositionEncoding(config.d_model)
         elif kind == "learned":
-            self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings)
+            self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings, config.position_offset)
         self.rotary_emb = RotaryPositionEncoding(config) if kind == "rope" else None
         self.position_bias: nn.Module | None = None
         if kind == "alibi":

@@ -1,0 +1,15 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""The native architectures that we exchange weights with, one table each."""
+
+from ..family import Family
+from .gpt2 import GPT2
+from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}

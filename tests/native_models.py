@@ -1,0 +1,94 @@
+"""Small native models of transformers, every family with the variants that its config has."""
+
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from models import B, D, H, S, T, V
+from torch import Tensor, nn
+
+
+class Native(NamedTuple):
+    """A class of transformers and how its config differs from the small one of its family."""
+
+    model_class: str
+    options: dict[str, Any] = {}
+
+
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": D, "n_head": H, "n_layer": 2, "n_positions": 40},
+    "llama": {
+        "hidden_size": D, "num_attention_heads": H, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 40,
+        "max_position_embeddings": 40,
+    },
+}  # fmt: skip
+SIZES |= {name: SIZES["llama"] | {"rms_norm_eps": 1e-4} for name in ("mistral", "qwen2")}
+SIZES["qwen3"] = SIZES["llama"] | {"head_dim": 10}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+NATIVES: dict[str, Native] = {
+    "gpt2": Native("GPT2LMHeadModel"),
+    "gpt2-untied": Native("GPT2LMHeadModel", {"tie_word_embeddings": False, "n_inner": 40, "activation_function": "relu"}),
+    "gpt2-unscaled": Native("GPT2LMHeadModel", {"scale_attn_weights": False, "layer_norm_epsilon": 1e-3}),
+    "gpt2-bare": Native("GPT2Model"),
+    "gpt2-sequences": Native("GPT2ForSequenceClassification", {"num_labels": 3}),
+    "gpt2-tokens": Native("GPT2ForTokenClassification", {"num_labels": 3}),
+    "gpt2-answers": Native("GPT2ForQuestionAnswering"),
+    "llama": Native("LlamaForCausalLM"),
+    "llama-tied": Native("LlamaForCausalLM", {"tie_word_embeddings": True, "num_key_value_heads": 4, "hidden_act": "gelu"}),
+    "llama-biases": Native("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "llama-wide-heads": Native("LlamaForCausalLM", {"head_dim": 10, "rope_parameters": {"rope_type": "default", "rope_theta": 70.0}}),
+    "llama-3-rope": Native("LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-yarn": Native("LlamaForCausalLM", {"rope_parameters": YARN_ROPE}),
+    "llama-bare": Native("LlamaModel"),
+    "llama-sequences": Native("LlamaForSequenceClassification", {"num_labels": 3}),
+    "llama-tokens": Native("LlamaForTokenClassification", {"num_labels": 3}),
+    "llama-answers": Native("LlamaForQuestionAnswering"),
+    "mistral": Native("MistralForCausalLM", {"sliding_window": 3}),
+    "mistral-no-window": Native("MistralForCausalLM", {"sliding_window": None, "head_dim": 10}),
+    "qwen2": Native("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2-window": Native("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}),
+    "qwen3": Native("Qwen3ForCausalLM"),
+    "qwen3-biases": Native("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+def native_model(name: str, **options) -> Any:
+    """In evaluation mode, every weight random: ones and zeros of a new model would hide what is swapped or forgotten."""
+    model_class = getattr(transformers, NATIVES[name].model_class)
+    config_class = model_class.config_class
+    sizes = {"vocab_size": V, **IDS, **SIZES[config_class.model_type]}
+    model = model_class(config_class(**{**sizes, **NATIVES[name].options, **options})).eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.3, generator=generator)
+    return model
+
+
+def batch_for(model: Any, padding_side: str = "right") -> dict[str, Tensor]:
+    """Ids for this model, the last example with padding."""
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(3, V, (B, S), generator=generator)
+    mask = torch.ones(B, S, dtype=torch.long)
+    hidden = slice(None, 2) if padding_side == "left" else slice(S - 2, None)
+    mask[-1, hidden], ids[-1, hidden] = 0, model.config.pad_token_id
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = torch.randint(3, V, (B, T), generator=generator)
+    return batch
+
+
+def outputs_of(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
+    """What a model answers, at the positions that are no padding."""
+    with torch.no_grad():
+        outputs = model(**batch)
+    found = [outputs[name] for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in outputs][:2]
+    tokens = batch["attention_mask"].bool()
+    return [each[tokens] if each.shape[:2] == tokens.shape else each for each in found]

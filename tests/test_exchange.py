@@ -1,0 +1,60 @@
+"""Native models become ours and ours become native: equal answers, and every weight as it was after the round trip."""
+
+import pytest
+import torch
+from native_models import NATIVES, batch_for, native_model, outputs_of
+from torch.testing import assert_close
+
+import glassformer
+
+
+both_sides = pytest.mark.parametrize("side", ["left", "right"])
+every_native = pytest.mark.parametrize("name", NATIVES)
+writers = pytest.mark.parametrize("name", [name for name, native in NATIVES.items() if "LM" in native.model_class])
+
+# Of a native config, what has no meaning for a trained model.
+FORGOTTEN = {"architectures", "dtype", "_name_or_path", "transformers_version"}
+
+
+def same_weights(one, other) -> None:
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    assert not [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]
+
+
+def told(config) -> dict:
+    return {name: value for name, value in config.to_dict().items() if name not in FORGOTTEN}
+
+
+@both_sides
+@every_native
+def test_a_native_model_answers_the_same_as_ours(name, side):
+    native = native_model(name)
+    ours = glassformer.from_hf(native)
+    batch = batch_for(native, side)
+    assert type(ours).__name__.startswith("Glassformer") and not ours.training
+    for actual, expected in zip(outputs_of(ours, batch), outputs_of(native, batch), strict=True):
+        assert expected.std() > 0.05  # or nothing would be compared
+        assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@every_native
+def test_the_round_trip_changes_no_weight_and_no_choice(name):
+    native = native_model(name)
+    back = glassformer.to_hf(glassformer.from_hf(native), to=native.config.model_type)
+    assert type(back) is type(native)
+    same_weights(native, back)
+    assert told(back.config) == told(native.config)
+    tied = [len({weight.data_ptr() for weight in model.state_dict().values()}) for model in (native, back)]
+    assert tied[0] == tied[1]
+
+
+@writers
+def test_both_write_the_same_tokens(name):
+    native = native_model(name)
+    ours = glassformer.from_hf(native)
+    batch = batch_for(native, "left")
+    batch.pop("decoder_input_ids", None)
+    for search in ({}, {"num_beams": 3}):
+        settings = {"do_sample": False, "max_new_tokens": 9, **search}
+        assert torch.equal(ours.generate(**batch, **settings), native.generate(**batch, **settings))
