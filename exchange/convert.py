@@ -60,8 +60,8 @@ def to_hf(model: Any, to: str | None = None) -> PreTrainedModel:
 def to_ours(native: Any, release: bool) -> Any:
     """`release` lets go of each of their tensors as soon as ours is made."""
     family = family_of(native.config)
-    refuse_theirs(native.config, family)
     head = our_head(family, type(native).__name__)
+    refuse_theirs(native.config, family, head)
     config = our_config(native.config, family, head, family.look(native))
     model = empty(getattr(glassformer, head), config)
     moves = find_moves(family, head, model, native)
@@ -79,7 +79,8 @@ def to_ours(native: Any, release: bool) -> Any:
 
 def to_native(model: Any, family: Family, release: bool) -> PreTrainedModel:
     head = type(model).__name__
-    native = empty(getattr(transformers, family.heads[head].theirs), their_config(model.config, family, head))
+    their_head = family.heads[head]
+    native = empty(getattr(transformers, their_head.theirs), their_config(model.config, family, head), **their_head.arguments)
     moves = find_moves(family, head, model, native)
     untie(native, model, moves)
     transforms = [move.towards_theirs() for move in moves if not set(move.theirs) <= set(native.all_tied_weights_keys)]
@@ -121,8 +122,8 @@ def choose_family(config: Any, head: str, to: str | None) -> Family:
     return FAMILIES[to]
 
 
-def refuse_theirs(theirs: Any, family: Family) -> None:
-    if reasons := stands_in_their_way(theirs, family):
+def refuse_theirs(theirs: Any, family: Family, head: str) -> None:
+    if reasons := stands_in_their_way(theirs, family, head):
         raise ValueError(f"This {family.name} does not fit glassformer: {'; '.join(reasons)}.")
 
 
@@ -224,10 +225,10 @@ def untie(native: Any, model: Any, moves: list[Move]) -> None:
             del native.all_tied_weights_keys[name]
 
 
-def empty(model_class: Any, config: Any) -> Any:
+def empty(model_class: Any, config: Any, **arguments: Any) -> Any:
     """A model whose parameters take no memory yet."""
     with init_empty_weights(include_buffers=False):
-        return model_class(config)
+        return model_class(config, **arguments)
 
 
 @torch.no_grad()
@@ -274,15 +275,13 @@ def load_native(source: str | Path, head: str | None = None) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise OSError(f"{source} is no model that transformers knows: give a folder or a name on the Hub.") from error
     family = family_of(config)
-    refuse_theirs(config, family)
     if head is None:
-        theirs = (config.architectures or [family.heads[family.token_head].theirs])[0]
-        our_head(family, theirs)
-    elif HEADS.get(head) not in family.heads:
+        ours = our_head(family, config.architectures[0]) if config.architectures else family.token_head
+    elif (ours := HEADS.get(head)) not in family.heads:
         names = [name for name, ours in HEADS.items() if ours in family.heads]
         raise ValueError(f"{family.name} has no head {head!r}: choose one of {', '.join(names)}.")
-    else:
-        theirs = family.heads[HEADS[head]].theirs
+    refuse_theirs(config, family, ours)
+    theirs = family.heads[ours].theirs
     native, report = getattr(transformers, theirs).from_pretrained(source, config=config, output_loading_info=True)
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(family.unused)):
         raise ValueError(f"{source} has no weights for {', '.join(missing)}: choose the head that it was saved with.")

@@ -45,6 +45,7 @@ class Head:
     theirs: str
     weights: tuple[Pair, ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the class, beside the config
 
 
 @dataclass(frozen=True)

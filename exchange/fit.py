@@ -62,24 +62,22 @@ def stands_in_the_way(config: Any, family: Family, head: str | None = None) -> l
     head = head or family.token_head
     if head not in family.heads:
         return [f"{family.name} has no head like {head}"]
-    needed = built_in(config, family, head)
+    needed = built_in(config, family) | family.heads[head].fixed
     choices = that_matter(config, head)
     reasons = [
-        f"{name}={choices[name]}, needs {needed[name]}"
-        for name in choices
-        if name in needed and choices[name] != needed[name] and name not in (*family.fields, *family.by_hand)
+        f"{name}={value}, needs {needed[name]}" for name, value in choices.items() if value != needed.get(name, value)
     ]
     return reasons + family.objections(config)
 
 
-def built_in(config: Any, family: Family, head: str) -> dict[str, Any]:
+def built_in(config: Any, family: Family) -> dict[str, Any]:
     """What each choice has to be that is not a field of this architecture."""
     plain = PLAIN | {
         "num_kv_heads": config.num_heads,
         "head_width": config.d_model // config.num_heads,
         "attention_out_bias": config.attention_bias,
     }
-    return plain | family.fixed | family.heads[head].fixed
+    return {name: value for name, value in plain.items() if name not in (*family.fields, *family.by_hand)} | family.fixed
 
 
 def that_matter(config: Any, head: str) -> dict[str, Any]:
@@ -118,8 +116,8 @@ def choice(config: Any, name: str) -> Any:
     return getattr(config, name)
 
 
-def stands_in_their_way(theirs: Any, family: Family) -> list[str]:
-    """Why a native model of this config cannot become one of ours."""
+def stands_in_their_way(theirs: Any, family: Family, head: str) -> list[str]:
+    """Why a native model of this config, with what we call `head`, cannot become one of ours."""
     reasons = [
         f"{name}={getattr(theirs, name)}, needs {needed}"
         for name, needed in family.their_fixed.items()
@@ -130,6 +128,9 @@ def stands_in_their_way(theirs: Any, family: Family) -> list[str]:
         if len(set(map(str, values.values()))) > 1:
             told = " and ".join(f"{name}={value}" for name, value in values.items())
             reasons.append(f"{told} differ, but {ours} is one")
+    for ours, needed in family.heads[head].fixed.items():  # a head may insist on what its model leaves open
+        if ours in family.fields and (value := getattr(theirs, name := several(family.fields[ours])[0])) != needed:
+            reasons.append(f"{name}={value}, needs {needed} in {family.heads[head].theirs}")
     return reasons + family.their_objections(theirs)
 
 

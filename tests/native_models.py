@@ -14,6 +14,10 @@ class Native(NamedTuple):
     model_class: str
     options: dict[str, Any] = {}
 
+    @property
+    def writes(self) -> bool:
+        return self.model_class.endswith(("LMHeadModel", "CausalLM", "ConditionalGeneration", "MTModel"))
+
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES: dict[str, dict[str, Any]] = {
@@ -24,6 +28,11 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SIZES |= {name: SIZES["llama"] | {"rms_norm_eps": 1e-4} for name in ("mistral", "qwen2")}
+SIZES["bert"] = {
+    "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 11,
+}  # fmt: skip
+SIZES["roberta"] = SIZES["bert"] | {"pad_token_id": 1, "bos_token_id": 0}
+SIZES["distilbert"] = {"dim": D, "n_heads": H, "n_layers": 2, "hidden_dim": 40, "max_position_embeddings": 11}
 SIZES["qwen3"] = SIZES["llama"] | {"head_dim": 10}
 
 LLAMA3_ROPE = {
@@ -56,6 +65,22 @@ NATIVES: dict[str, Native] = {
     "qwen2-window": Native("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}),
     "qwen3": Native("Qwen3ForCausalLM"),
     "qwen3-biases": Native("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    "bert": Native("BertForMaskedLM", {"layer_norm_eps": 1e-3}),
+    "bert-untied": Native("BertForMaskedLM", {"tie_word_embeddings": False, "hidden_act": "relu", "type_vocab_size": 3}),
+    "bert-bare": Native("BertModel"),
+    "bert-sequences": Native("BertForSequenceClassification", {"num_labels": 3}),
+    "bert-tokens": Native("BertForTokenClassification", {"num_labels": 3}),
+    "bert-answers": Native("BertForQuestionAnswering"),
+    "roberta": Native("RobertaForMaskedLM", {"type_vocab_size": 1}),
+    "roberta-bare": Native("RobertaModel", {"hidden_act": "relu"}),
+    "roberta-sequences": Native("RobertaForSequenceClassification", {"num_labels": 3}),
+    "roberta-tokens": Native("RobertaForTokenClassification", {"num_labels": 3}),
+    "roberta-answers": Native("RobertaForQuestionAnswering"),
+    "distilbert": Native("DistilBertForMaskedLM"),
+    "distilbert-bare": Native("DistilBertModel"),
+    "distilbert-sequences": Native("DistilBertForSequenceClassification", {"num_labels": 3, "activation": "relu"}),
+    "distilbert-tokens": Native("DistilBertForTokenClassification", {"num_labels": 3}),
+    "distilbert-answers": Native("DistilBertForQuestionAnswering"),
 }  # fmt: skip
 
 
@@ -65,10 +90,13 @@ def native_model(name: str, **options) -> Any:
     config_class = model_class.config_class
     sizes = {"vocab_size": V, **IDS, **SIZES[config_class.model_type]}
     model = model_class(config_class(**{**sizes, **NATIVES[name].options, **options})).eval()
+    if "bare" in name and hasattr(model, "pooler"):
+        model.pooler = None  # a head, of which our bare model has none
     generator = torch.Generator().manual_seed(3)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        is_norm = parameter.dim() == 1 and name.endswith("weight")
         if parameter.requires_grad:
-            nn.init.normal_(parameter, std=0.3, generator=generator)
+            nn.init.normal_(parameter, mean=float(is_norm), std=0.3, generator=generator)
     return model
 
 
@@ -80,6 +108,8 @@ def batch_for(model: Any, padding_side: str = "right") -> dict[str, Tensor]:
     hidden = slice(None, 2) if padding_side == "left" else slice(S - 2, None)
     mask[-1, hidden], ids[-1, hidden] = 0, model.config.pad_token_id
     batch = {"input_ids": ids, "attention_mask": mask}
+    if (types := getattr(model.config, "type_vocab_size", 0)) > 1:
+        batch["token_type_ids"] = torch.randint(types, (B, S), generator=generator)
     if model.config.is_encoder_decoder:
         batch["decoder_input_ids"] = torch.randint(3, V, (B, T), generator=generator)
     return batch

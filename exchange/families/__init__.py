@@ -8,8 +8,11 @@
 """The native architectures that we exchange weights with, one table each."""
 
 from ..family import Family
+from .bert import BERT, DISTILBERT, ROBERTA
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT)
+}

@@ -44,6 +44,7 @@ def has_token_types(model: Any) -> dict[str, Any]:
     return {} if table.embeddings.token_type_embeddings.weight.any() else {"num_token_types": 0}
 
 
+NO_POOLER = {"add_pooling_layer": False}
 MASKED = {"output_transform": "dense", "output_bias": True}
 CLASSIFIES = {"pooling": "first", "classifier_activation": "tanh", "classifier_bias": True}
 
@@ -51,7 +52,7 @@ BERT = Family(
     name="bert",
     shape="encoder",
     heads={
-        "GlassformerModel": Head("BertModel"),
+        "GlassformerModel": Head("BertModel", arguments=NO_POOLER),
         "GlassformerForMaskedLM": Head(
             "BertForMaskedLM",
             (
@@ -129,7 +130,7 @@ ROBERTA = replace(
     BERT,
     name="roberta",
     heads={
-        "GlassformerModel": Head("RobertaModel"),
+        "GlassformerModel": Head("RobertaModel", arguments=NO_POOLER),
         "GlassformerForMaskedLM": Head(
             "RobertaForMaskedLM",
             (
