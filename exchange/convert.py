@@ -28,8 +28,8 @@ from transformers.core_model_loading import ConversionOps, WeightConverter, Weig
 import glassformer
 
 from .families import FAMILIES
-from .family import HEADS, Family, Head
-from .fit import CLASSIFIERS, choice, fits, several, stands_in_the_way, stands_in_their_way
+from .family import HEADS, Family, several
+from .fit import CLASSIFIERS, choice, fits, stands_in_the_way, stands_in_their_way
 from .folders import copy_tokenizer, new_folder
 
 

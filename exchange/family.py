@@ -112,3 +112,7 @@ def prefixed(prefix: str, names: Names) -> Names:
 def heads(attention: str) -> tuple[str, str, str]:
     """Queries, keys and values of an attention, which many models keep in one tensor."""
     return f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"
+
+
+def several(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names

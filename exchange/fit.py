@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .families import FAMILIES
-from .family import Family, Names
+from .family import Family, several
 
 
 TOKEN_HEADS = ("GlassformerForCausalLM", "GlassformerForConditionalGeneration", "GlassformerForMaskedLM")
@@ -132,10 +132,6 @@ def stands_in_their_way(theirs: Any, family: Family, head: str) -> list[str]:
         if ours in family.fields and (value := getattr(theirs, name := several(family.fields[ours])[0])) != needed:
             reasons.append(f"{name}={value}, needs {needed} in {family.heads[head].theirs}")
     return reasons + family.their_objections(theirs)
-
-
-def several(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
 
 
 def describe_fits(config: Any, head: str | None = None) -> str:

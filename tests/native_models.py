@@ -33,6 +33,16 @@ SIZES["bert"] = {
 }  # fmt: skip
 SIZES["roberta"] = SIZES["bert"] | {"pad_token_id": 1, "bos_token_id": 0}
 SIZES["distilbert"] = {"dim": D, "n_heads": H, "n_layers": 2, "hidden_dim": 40, "max_position_embeddings": 11}
+SIZES["bart"] = {
+    "d_model": D, "encoder_attention_heads": H, "decoder_attention_heads": H, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
+    "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 40, "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}  # fmt: skip
+SIZES["mbart"] = SIZES["pegasus"] = SIZES["marian"] = SIZES["bart"]
+SIZES["t5"] = {
+    "d_model": D, "d_kv": 5, "num_heads": H, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6, "decoder_start_token_id": 0,
+}  # fmt: skip
 SIZES["qwen3"] = SIZES["llama"] | {"head_dim": 10}
 
 LLAMA3_ROPE = {
@@ -81,6 +91,18 @@ NATIVES: dict[str, Native] = {
     "distilbert-sequences": Native("DistilBertForSequenceClassification", {"num_labels": 3, "activation": "relu"}),
     "distilbert-tokens": Native("DistilBertForTokenClassification", {"num_labels": 3}),
     "distilbert-answers": Native("DistilBertForQuestionAnswering"),
+    "bart": Native("BartForConditionalGeneration"),
+    "bart-untied": Native("BartForConditionalGeneration", {"tie_word_embeddings": False, "scale_embedding": True}),
+    "bart-bare": Native("BartModel", {"activation_function": "relu"}),
+    "mbart": Native("MBartForConditionalGeneration", {"scale_embedding": True}),
+    "pegasus": Native("PegasusForConditionalGeneration", {"scale_embedding": True, "activation_function": "relu"}),
+    "marian": Native("MarianMTModel", {"scale_embedding": True, "activation_function": "silu"}),
+    "marian-two-tables": Native("MarianMTModel", {"share_encoder_decoder_embeddings": False}),
+    "marian-untied": Native("MarianMTModel", {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
+    "t5": Native("T5ForConditionalGeneration"),
+    "t5-v1.1": Native("T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5-gated-silu": Native("T5ForConditionalGeneration", {"feed_forward_proj": "gated-silu", "d_kv": 6}),
+    "t5-bare": Native("T5Model"),
 }  # fmt: skip
 
 
@@ -92,11 +114,16 @@ def native_model(name: str, **options) -> Any:
     model = model_class(config_class(**{**sizes, **NATIVES[name].options, **options})).eval()
     if "bare" in name and hasattr(model, "pooler"):
         model.pooler = None  # a head, of which our bare model has none
+    if name == "t5-v1.1":  # as after loading a checkpoint that has two matrices
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
+        del model.all_tied_weights_keys["lm_head.weight"]
     generator = torch.Generator().manual_seed(3)
-    for name, parameter in model.named_parameters():
-        is_norm = parameter.dim() == 1 and name.endswith("weight")
+    for path, parameter in model.named_parameters():
+        is_norm = parameter.dim() == 1 and path.endswith("weight")
         if parameter.requires_grad:
             nn.init.normal_(parameter, mean=float(is_norm), std=0.3, generator=generator)
+    if hasattr(model, "final_logits_bias") and name != "bart-untied":
+        model.final_logits_bias.normal_(generator=generator)
     return model
 
 

@@ -13,7 +13,7 @@ every_native = pytest.mark.parametrize("name", NATIVES)
 writers = pytest.mark.parametrize("name", [name for name, native in NATIVES.items() if native.writes])
 
 # Of a native config, what has no meaning for a trained model.
-FORGOTTEN = {"architectures", "dtype", "_name_or_path", "transformers_version"}
+FORGOTTEN = {"architectures", "dtype", "_name_or_path", "transformers_version", "forced_eos_token_id"}
 # Parameters that nothing is computed with, where they are not tied to one that is.
 DEAD = {"cls.predictions.bias", "lm_head.bias", "model.shared.weight"}
 

@@ -8,11 +8,15 @@
 """The native architectures that we exchange weights with, one table each."""
 
 from ..family import Family
+from .bart import BART, MARIAN, MBART, PEGASUS
 from .bert import BERT, DISTILBERT, ROBERTA
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .t5 import T5
 
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT)
-}
+DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
+ENCODERS = (BERT, ROBERTA, DISTILBERT)
+ENCODER_DECODERS = (MARIAN, BART, PEGASUS, MBART, T5)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in DECODERS + ENCODERS + ENCODER_DECODERS}
