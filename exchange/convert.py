@@ -14,7 +14,6 @@ go as soon as it has been converted, so that there are never two models in memor
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ import glassformer
 
 from .families import FAMILIES
 from .family import HEADS, Family, several
-from .fit import CLASSIFIERS, choice, fits, stands_in_the_way, stands_in_their_way
+from .fit import CLASSIFIERS, choice, describe_fits, fits, stands_in_the_way, stands_in_their_way
 from .folders import copy_tokenizer, new_folder
 
 
@@ -232,9 +231,12 @@ def empty(model_class: Any, config: Any, **arguments: Any) -> Any:
 
 
 @torch.no_grad()
-def carry(source: Any, target: Any, transforms: Iterable[WeightTransform], release: bool) -> None:
-    transforms, weights = list(transforms), source.state_dict()
+def carry(source: Any, target: Any, transforms: list[WeightTransform], release: bool) -> None:
+    """Every transform takes tensors out of the source and puts what it makes of them into the target."""
+    weights = source.state_dict()
     uses = Counter(name for transform in transforms for name in transform.source_patterns)
+    for name in weights.keys() - uses.keys() if release else ():  # second names of tied weights, and what is left behind
+        place(source, name, weights.pop(name).to("meta"))
     for transform in transforms:
         first = transform.target_patterns[0]
         for name in transform.source_patterns:
@@ -274,6 +276,8 @@ def load_native(source: str | Path, head: str | None = None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise OSError(f"{source} is no model that transformers knows: give a folder or a name on the Hub.") from error
+    if config.model_type == "glassformer":
+        raise ValueError(f"{source} holds a glassformer already: there is nothing to import.")
     family = family_of(config)
     if head is None:
         ours = our_head(family, config.architectures[0]) if config.architectures else family.token_head
@@ -310,10 +314,18 @@ def export_folder(folder: str | Path, to: str, out: str | Path) -> PreTrainedMod
     return native
 
 
+def describe_folder(folder: str | Path) -> str:
+    """Which native architectures a folder of ours fits."""
+    config = load_our_config(folder)
+    return describe_fits(config, config.architectures[0])
+
+
 def load_our_config(folder: str | Path) -> Any:
     if not (Path(folder) / "config.json").exists():
         raise OSError(f"{folder} holds no model: give a folder that training has made.")
     config = AutoConfig.from_pretrained(folder)
     if config.model_type != "glassformer":
         raise ValueError(f"{folder} holds a {config.model_type}: `glassformer import` makes a glassformer of it.")
+    if not config.architectures:
+        raise ValueError(f"{folder} does not say which head its model has: save it with save_pretrained.")
     return config

@@ -135,10 +135,11 @@ def stands_in_their_way(theirs: Any, family: Family, head: str) -> list[str]:
 
 
 def describe_fits(config: Any, head: str | None = None) -> str:
-    """A table: one architecture a line, with what stands in its way below it."""
+    """A table of all architectures: the class that the model would become, or what stands in the way, a reason a line."""
     lines = []
     for fit in fits(config, head):
         family = fit.family
-        told = family.heads[head or family.token_head].theirs if not fit.reasons else "; ".join(fit.reasons)
-        lines.append(f"{family.name:12} {'fits' if not fit.reasons else 'no':6} {told}")
+        found = fit.reasons or [family.heads[head or family.token_head].theirs]
+        lines.append(f"{family.name:12}{'no' if fit.reasons else 'fits':6}{found[0]}")
+        lines += [f"{'':18}{reason}" for reason in found[1:]]
     return "\n".join(lines)

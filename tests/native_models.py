@@ -123,7 +123,7 @@ def native_model(name: str, **options) -> Any:
         if parameter.requires_grad:
             nn.init.normal_(parameter, mean=float(is_norm), std=0.3, generator=generator)
     if hasattr(model, "final_logits_bias") and name != "bart-untied":
-        model.final_logits_bias.normal_(generator=generator)
+        model.final_logits_bias.normal_(std=0.3, generator=generator)
     return model
 
 

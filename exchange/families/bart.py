@@ -47,6 +47,18 @@ CROSS_ATTENTION: list[Pair] = [
     ("cross_attn_norm", "encoder_attn_layer_norm"),
 ]
 
+
+def write(ours: Any) -> dict[str, Any]:
+    return {
+        # What has to come at the end is a matter of generation, whose settings travel by themselves.
+        "forced_eos_token_id": None,
+        # No longer read by transformers, but told by checkpoints of these models and read by others, such as CTranslate2.
+        "normalize_before": ours.norm_position == "pre",
+        "add_final_layer_norm": ours.norm_position == "pre",
+        "normalize_embedding": ours.embedding_norm,
+    }
+
+
 BART = Family(
     name="bart",
     shape="encoder-decoder",
@@ -96,8 +108,7 @@ BART = Family(
     ],
     unused=("final_logits_bias",),  # unless it is our bias: theirs is always there; where it is zero, we have none
     look=lambda model: {"output_bias": hasattr(model, "final_logits_bias") and bool(model.final_logits_bias.any())},
-    # What has to come at the end is a matter of generation, whose settings travel by themselves.
-    write=lambda ours: {"forced_eos_token_id": None},
+    write=write,
     by_hand=("output_bias",),
 )
 
@@ -139,7 +150,7 @@ def read_sharing(theirs: Any) -> dict[str, Any]:
 
 def write_sharing(ours: Any) -> dict[str, Any]:
     shared = ours.tie_word_embeddings and ours.embedding_tying == "three-way"
-    return {"forced_eos_token_id": None, "share_encoder_decoder_embeddings": shared}
+    return write(ours) | {"share_encoder_decoder_embeddings": shared}
 
 
 def sharing_objections(ours: Any) -> list[str]:
