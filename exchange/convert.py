@@ -23,6 +23,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, WeightTransform
+from transformers.initialization import no_init_weights
 
 import glassformer
 
@@ -226,7 +227,7 @@ def untie(native: Any, model: Any, moves: list[Move]) -> None:
 
 def empty(model_class: Any, config: Any, **arguments: Any) -> Any:
     """A model whose parameters take no memory yet."""
-    with init_empty_weights(include_buffers=False):
+    with no_init_weights(), init_empty_weights(include_buffers=False):
         return model_class(config, **arguments)
 
 

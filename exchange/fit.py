@@ -91,6 +91,8 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
         idle |= {"pooling"}
     if config.position_encoding != "learned":
         idle |= {"position_offset"}
+    if config.position_encoding not in ("learned", "rope"):
+        idle |= {"max_position_embeddings"}
     if config.position_encoding != "relative":
         idle |= {"relative_attention_num_buckets", "relative_attention_max_distance"}
     if config.shape != "encoder-decoder" or not config.tie_word_embeddings:

@@ -117,13 +117,17 @@ def native_model(name: str, **options) -> Any:
     if name == "t5-v1.1":  # as after loading a checkpoint that has two matrices
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
         del model.all_tied_weights_keys["lm_head.weight"]
+    if hasattr(model, "final_logits_bias") and name != "bart-untied":
+        model.final_logits_bias.normal_(std=0.3)
+    return randomised(model)
+
+
+def randomised(model: nn.Module) -> Any:
     generator = torch.Generator().manual_seed(3)
     for path, parameter in model.named_parameters():
         is_norm = parameter.dim() == 1 and path.endswith("weight")
         if parameter.requires_grad:
             nn.init.normal_(parameter, mean=float(is_norm), std=0.3, generator=generator)
-    if hasattr(model, "final_logits_bias") and name != "bart-untied":
-        model.final_logits_bias.normal_(std=0.3, generator=generator)
     return model
 
 
@@ -133,9 +137,10 @@ def batch_for(model: Any, padding_side: str = "right") -> dict[str, Tensor]:
     ids = torch.randint(3, V, (B, S), generator=generator)
     mask = torch.ones(B, S, dtype=torch.long)
     hidden = slice(None, 2) if padding_side == "left" else slice(S - 2, None)
-    mask[-1, hidden], ids[-1, hidden] = 0, model.config.pad_token_id
+    mask[-1, hidden], ids[-1, hidden] = 0, model.config.pad_token_id or 0
     batch = {"input_ids": ids, "attention_mask": mask}
-    if (types := getattr(model.config, "type_vocab_size", 0)) > 1:
+    reads_types = getattr(model.config, "shape", "encoder") != "decoder"
+    if reads_types and (types := getattr(model.config, "type_vocab_size", 0)) > 1:
         batch["token_type_ids"] = torch.randint(types, (B, S), generator=generator)
     if model.config.is_encoder_decoder:
         batch["decoder_input_ids"] = torch.randint(3, V, (B, T), generator=generator)
