@@ -43,7 +43,7 @@ AUTO_MAP = {
 
 CHOICES = {
     "norm": ("layernorm", "rmsnorm"),
-    "norm_position": ("pre", "post"),
+    "norm_position": ("pre", "post", "parallel"),
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "relative", "none"),
     "activation": tuple(ACT2FN),
     "embedding_tying": ("three-way", "target-output", "source-target"),
@@ -152,7 +152,9 @@ class GlassformerConfig(PreTrainedConfig):
 
     # Layers
     norm: str = "layernorm"
-    norm_position: str = "pre"  # "pre": x + sublayer(norm(x)), and a final norm; "post", as in the paper: norm(x + sublayer(x))
+    # "pre": x + sublayer(norm(x)), and a final norm; "post", as in the paper: norm(x + sublayer(x)); "parallel", as in GPT-NeoX:
+    # pre-norm, where all sub-layers of a layer read its input, x + attention(norm(x)) + feed_forward(norm(x))
+    norm_position: str = "pre"
     norm_eps: float | int = 1e-6
     activation: str = "relu"
     gated_feed_forward: bool = False  # activation(x W_gate) * (x W_up): ReGLU, GEGLU or SwiGLU, after the activation
@@ -287,7 +289,7 @@ class GlassformerConfig(PreTrainedConfig):
         for stack in ("encoder", "decoder"):
             if stack in self.shape:
                 plan |= {f"{stack}.embed_tokens": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
-                if self.norm_position == "pre":
+                if self.norm_position != "post":
                     plan[f"{stack}.norm"] = "keep_full_weight"
         return plan
 

@@ -36,6 +36,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
         self.residual = RESIDUALS[config.norm_position]
+        self.is_parallel = config.norm_position == "parallel"
 
     def forward(self, x: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None, **kwargs) -> Tensor:
         """x [B, S, D] -> [B, S, D]"""
@@ -44,8 +45,9 @@ class EncoderLayer(GradientCheckpointingLayer):
         def self_attention(x: Tensor) -> Tensor:
             return self.self_attn(x, mask=mask, position_bias=position_bias, **kwargs)[0]
 
+        source = x if self.is_parallel else None
         x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout, source)
 
 
 class Encoder(Stack):

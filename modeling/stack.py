@@ -34,17 +34,20 @@ from .pretrained import GlassformerPreTrainedModel
 Map = Callable[[Tensor], Tensor]
 
 
-def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map) -> Tensor:
-    """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks."""
-    return x + dropout(sublayer(norm(x)))
+def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, source: Tensor | None = None) -> Tensor:
+    """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks.
+
+    A layer whose sub-layers stand side by side names the `source` that they all read.
+    """
+    return x + dropout(sublayer(norm(x if source is None else source)))
 
 
-def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map) -> Tensor:
+def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, source: None = None) -> Tensor:
     """norm(x + sublayer(x)), as in the paper."""
     return norm(x + dropout(sublayer(x)))
 
 
-RESIDUALS = {"pre": pre_norm, "post": post_norm}
+RESIDUALS = {"pre": pre_norm, "post": post_norm, "parallel": pre_norm}
 
 
 def make_norm(config) -> nn.Module:
@@ -133,7 +136,7 @@ class Stack(GlassformerPreTrainedModel):
         self.dropout = Dropout(config.dropout)
         self.layer_drop = LayerDrop(config.layer_drop)
         # Pre-norm layers hand on an unnormalised sum: it is normalised once, at the end.
-        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.norm = make_norm(config) if config.norm_position != "post" else nn.Identity()
         self.gradient_checkpointing = False
 
     def init_parallel_plans(self) -> None:

@@ -28,6 +28,10 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SIZES |= {name: SIZES["llama"] | {"rms_norm_eps": 1e-4} for name in ("mistral", "qwen2")}
+SIZES["gpt_neox"] = {
+    "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 40,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 4 / 6},
+}  # fmt: skip
 SIZES["bert"] = {
     "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 11,
 }  # fmt: skip
@@ -75,6 +79,13 @@ NATIVES: dict[str, Native] = {
     "qwen2-window": Native("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}),
     "qwen3": Native("Qwen3ForCausalLM"),
     "qwen3-biases": Native("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    "gpt_neox": Native("GPTNeoXForCausalLM"),
+    "gpt_neox-one-by-one": Native("GPTNeoXForCausalLM", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "gpt_neox-no-bias": Native("GPTNeoXForCausalLM", {"attention_bias": False, "hidden_act": "gelu_new"}),
+    "gpt_neox-bare": Native("GPTNeoXModel"),
+    "gpt_neox-sequences": Native("GPTNeoXForSequenceClassification", {"num_labels": 3}),
+    "gpt_neox-tokens": Native("GPTNeoXForTokenClassification", {"num_labels": 3}),
+    "gpt_neox-answers": Native("GPTNeoXForQuestionAnswering"),
     "bert": Native("BertForMaskedLM", {"layer_norm_eps": 1e-3}),
     "bert-untied": Native("BertForMaskedLM", {"tie_word_embeddings": False, "hidden_act": "relu", "type_vocab_size": 3}),
     "bert-bare": Native("BertModel"),

@@ -11,11 +11,12 @@ from ..family import Family
 from .bart import BART, MARIAN, MBART, PEGASUS
 from .bert import BERT, DISTILBERT, ROBERTA
 from .gpt2 import GPT2
+from .gpt_neox import GPT_NEOX
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .t5 import T5
 
 
-DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
+DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX)
 ENCODERS = (BERT, ROBERTA, DISTILBERT)
 ENCODER_DECODERS = (MARIAN, BART, PEGASUS, MBART, T5)
 
