@@ -42,7 +42,7 @@ AUTO_MAP = {
 }
 
 CHOICES = {
-    "norm": ("layernorm", "rmsnorm"),
+    "norm": ("layernorm", "rmsnorm", "rmsnorm1p"),
     "norm_position": ("pre", "post", "parallel"),
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "relative", "none"),
     "activation": tuple(ACT2FN),

@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
 from .embeddings import OutputProjection
 from .masking import padding_mask
-from .norms import RMSNorm
+from .norms import RMSNorm, RMSNorm1p
 from .packed_linear import Int8Linear
 from .positions import AlibiBias, RotaryPositionEncoding
 
@@ -75,7 +75,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, (nn.LayerNorm, RMSNorm)):
-            init.ones_(module.weight)
+            init.zeros_(module.weight) if isinstance(module, RMSNorm1p) else init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, (AlibiBias, RotaryPositionEncoding)):

@@ -28,6 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SIZES |= {name: SIZES["llama"] | {"rms_norm_eps": 1e-4} for name in ("mistral", "qwen2")}
+SIZES["gemma"] = SIZES["qwen3"] = SIZES["llama"] | {"head_dim": 10}
 SIZES["gpt_neox"] = {
     "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 40,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 4 / 6},
@@ -47,7 +48,6 @@ SIZES["t5"] = {
     "d_model": D, "d_kv": 5, "num_heads": H, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6, "decoder_start_token_id": 0,
 }  # fmt: skip
-SIZES["qwen3"] = SIZES["llama"] | {"head_dim": 10}
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
@@ -79,6 +79,9 @@ NATIVES: dict[str, Native] = {
     "qwen2-window": Native("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}),
     "qwen3": Native("Qwen3ForCausalLM"),
     "qwen3-biases": Native("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    "gemma": Native("GemmaForCausalLM"),
+    "gemma-untied": Native("GemmaForCausalLM", {"tie_word_embeddings": False, "attention_bias": True, "head_dim": 6}),
+    "gemma-sequences": Native("GemmaForSequenceClassification", {"num_labels": 3}),
     "gpt_neox": Native("GPTNeoXForCausalLM"),
     "gpt_neox-one-by-one": Native("GPTNeoXForCausalLM", {"use_parallel_residual": False, "tie_word_embeddings": True}),
     "gpt_neox-no-bias": Native("GPTNeoXForCausalLM", {"attention_bias": False, "hidden_act": "gelu_new"}),

@@ -95,6 +95,7 @@ OURS = {
     "mistral": ("decoder", LLAMA_LIKE),
     "qwen2": ("decoder", LLAMA_LIKE | {"attention_bias": True, "attention_out_bias": False}),
     "qwen3": ("decoder", LLAMA_LIKE | {"qk_norm": True}),
+    "gemma": ("decoder", LLAMA_LIKE | {"norm": "rmsnorm1p", "scale_embedding": True}),
     "gpt_neox": ("decoder", {"position_encoding": "rope", "scale_embedding": False, "norm_position": "parallel"}),
     "bert": ("encoder", BERT_LIKE),
     "roberta": ("encoder", BERT_LIKE | {"position_offset": 1}),

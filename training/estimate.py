@@ -225,7 +225,7 @@ class Activations:
 
     def norm(self, length: int) -> int:
         """The input and its statistics; RMSNorm, written out, also the normalised input."""
-        values = 2 * self.config.d_model + 1 if self.config.norm == "rmsnorm" else self.config.d_model + 2
+        values = 2 * self.config.d_model + 1 if self.config.norm != "layernorm" else self.config.d_model + 2
         return self.batch * length * values * FLOAT
 
     def linear_input(self, length: int, readers: int = 1) -> int:

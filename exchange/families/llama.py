@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""Llama (https://arxiv.org/abs/2302.13971) and what shares its architecture: Mistral, Qwen2 and the dense Qwen3."""
+"""Llama (https://arxiv.org/abs/2302.13971) and what shares its architecture: Mistral, Qwen2, the dense Qwen3, the first Gemma."""
 
 from dataclasses import replace
 from typing import Any
@@ -134,4 +134,23 @@ QWEN3 = replace(
     heads=decoder_heads("Qwen3"),
     fields=without(LLAMA.fields, "feed_forward_bias"),
     fixed=LLAMA.fixed | {"feed_forward_bias": False, "qk_norm": True},
+)
+
+
+def gelu_objection(ours: Any) -> list[str]:
+    return ["activation=gelu, needs another name, for gelu means gelu_pytorch_tanh there"] if ours.activation == "gelu" else []
+
+
+def bidirectional_objection(theirs: Any) -> list[str]:
+    return ["use_bidirectional_attention=True, needs False"] if theirs.use_bidirectional_attention else []
+
+
+GEMMA = replace(
+    LLAMA,
+    name="gemma",
+    heads=without(decoder_heads("Gemma"), "GlassformerForQuestionAnswering"),
+    fields=without(LLAMA.fields, "feed_forward_bias"),
+    fixed=LLAMA.fixed | {"norm": "rmsnorm1p", "scale_embedding": True, "feed_forward_bias": False},
+    objections=gelu_objection,
+    their_objections=bidirectional_objection,
 )
