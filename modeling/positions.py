@@ -118,7 +118,8 @@ class RotaryPositionEncoding(Float32Buffers):
             return ROPE_INIT_FUNCTIONS[self.rope_type](self.config)
         width = int(self.config.d_k * self.config.rope_parameters.get("partial_rotary_factor", 1.0))
         even = torch.arange(0, width, 2, dtype=torch.float32)
-        return self.config.rope_parameters["rope_theta"] ** (-even / width), 1.0
+        # Written as in transformers, whose models are ours to the last bit: rounding grows with the position.
+        return 1.0 / self.config.rope_parameters["rope_theta"] ** (even / width), 1.0
 
     def build_buffers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every buffer with its value: loading a checkpoint starts from empty memory."""
