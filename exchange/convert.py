@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from accelerate import init_empty_weights
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, WeightTransform
@@ -39,6 +40,7 @@ from .folders import copy_tokenizer, new_folder
 def from_hf(source: PreTrainedModel | str | Path, head: str | None = None) -> Any:
     """A native model, or the folder or Hub name of one, as a glassformer that computes the same.
 
+    The same, that is, from the same `attention_mask`: without one, an encoder of ours hides pad tokens, most others do not.
     `head` asks for another head than the folder was saved with: "model", "causal-lm", "seq2seq-lm", "masked-lm",
     "sequence-classification", "token-classification" or "question-answering".
     """
@@ -54,6 +56,8 @@ def to_hf(model: Any, to: str | None = None) -> PreTrainedModel:
 
     `to` names the architecture ("gpt2", "llama", ...); without it, the first that fits is taken.
     """
+    if getattr(model.config, "model_type", None) != "glassformer":
+        raise ValueError(f"A {type(model).__name__} is no glassformer: from_hf makes one of it.")
     return to_native(model, choose_family(model.config, type(model).__name__, to), release=False)
 
 
@@ -65,7 +69,8 @@ def to_ours(native: Any, release: bool) -> Any:
     config = our_config(native.config, family, head, family.look(native))
     model = empty(getattr(glassformer, head), config)
     moves = find_moves(family, head, model, native)
-    refuse_homeless(native, family, moves)
+    idle = tuple(inside(native) + name for name in (*family.made, *family.unused)) + family.unused
+    refuse_homeless(native, {name for move in moves for name in move.theirs}, idle)
     wanted = set(model.state_dict()) - set(model.all_tied_weights_keys)
     found: set[str] = set()
     transforms = []
@@ -82,6 +87,7 @@ def to_native(model: Any, family: Family, release: bool) -> PreTrainedModel:
     their_head = family.heads[head]
     native = empty(getattr(transformers, their_head.theirs), their_config(model.config, family, head), **their_head.arguments)
     moves = find_moves(family, head, model, native)
+    refuse_homeless(model, {name for move in moves for name in move.ours})
     untie(native, model, moves)
     transforms = [move.towards_theirs() for move in moves if not set(move.theirs) <= set(native.all_tied_weights_keys)]
     carry(model, native, transforms, release)
@@ -132,7 +138,7 @@ def refuse_theirs(theirs: Any, family: Family, head: str) -> None:
 
 def our_config(theirs: Any, family: Family, head: str, seen: dict[str, Any]) -> Any:
     """`seen` is what their weights tell."""
-    values = {"num_encoder_layers": 0, "num_decoder_layers": 0, "unk_token_id": None, "dropout": 0.0}
+    values: dict[str, Any] = {"num_encoder_layers": 0, "num_decoder_layers": 0, "unk_token_id": None, "dropout": 0.0}
     values |= family.fixed | family.heads[head].fixed
     for ours, names in (family.fields | family.training).items():
         values[ours] = getattr(theirs, several(names)[0], None)
@@ -185,18 +191,18 @@ def find_moves(family: Family, head: str, model: Any, native: Any) -> list[Move]
         our_names = several(our_names)
         layers = range(counts[our_names[0].partition(".")[0]]) if "*" in our_names[0] else [0]
         for layer in layers:
-            for our_end, their_end in ends(our_names[0], their_name):
-                names = [f"{our_prefix}{name}{our_end}".replace("*", str(layer)) for name in our_names]
-                name = f"{their_prefix}{their_name}{their_end}".replace("*", str(layer))
+            for end in ends(our_names[0]):
+                names = [f"{our_prefix}{name}{end}".replace("*", str(layer)) for name in our_names]
+                name = f"{their_prefix}{their_name}{end}".replace("*", str(layer))
                 if names[0] in ours and name in theirs:
                     possible = [each for each in operations if last_dimension(each) < ours[names[0]].dim()]
                     moves.append(Move(names, [name], possible))
     return moves
 
 
-def ends(ours: str, theirs: str) -> list[tuple[str, str]]:
-    """Modules have a weight and perhaps a bias; a pair of single tensors is complete as it is."""
-    return [("", "")] if ours.endswith(("weight", "bias")) else [(".weight", ".weight"), (".bias", ".bias")]
+def ends(name: str) -> tuple[str, ...]:
+    """Modules have a weight and perhaps a bias; the name of a single tensor is complete as it is."""
+    return ("",) if name.endswith((".weight", ".bias")) else (".weight", ".bias")
 
 
 def last_dimension(operation: ConversionOps) -> int:
@@ -209,11 +215,9 @@ def inside(model: Any) -> str:
     return f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
 
 
-def refuse_homeless(native: Any, family: Family, moves: list[Move]) -> None:
-    known = {name for move in moves for name in move.theirs}
-    idle = tuple(inside(native) + name for name in (*family.made, *family.unused)) + family.unused
-    if left := sorted(name for name in native.state_dict() if name not in known and not name.startswith(idle)):
-        raise ValueError(f"This {type(native).__name__} has weights that we have no place for: {', '.join(left)}.")
+def refuse_homeless(source: Any, known: set[str], idle: tuple[str, ...] = ()) -> None:
+    if left := sorted(name for name in source.state_dict() if name not in known and not name.startswith(idle)):
+        raise ValueError(f"This {type(source).__name__} has weights that there is no place for: {', '.join(left)}.")
 
 
 def untie(native: Any, model: Any, moves: list[Move]) -> None:
@@ -221,7 +225,7 @@ def untie(native: Any, model: Any, moves: list[Move]) -> None:
     weights = model.state_dict()
     of_theirs = {name: weights[move.ours[0]].data_ptr() for move in moves for name in move.theirs}
     for name, other in list(native.all_tied_weights_keys.items()):
-        if of_theirs[name] != of_theirs[other]:
+        if of_theirs.get(name) != of_theirs.get(other):
             del native.all_tied_weights_keys[name]
 
 
@@ -261,7 +265,7 @@ def place(model: nn.Module, name: str, tensor: Tensor) -> None:
 def finish(target: Any, source: Any) -> Any:
     target.tie_weights(recompute_mapping=False)
     if missing := [name for name, weight in target.named_parameters() if weight.is_meta]:
-        raise ValueError(f"There is nothing to make {', '.join(missing)} from: is the checkpoint complete?")
+        raise ValueError(f"There is nothing to make {', '.join(missing)} from: give a whole model, not in eight bits.")
     target.config.dtype = source.dtype
     if target.can_generate() and source.can_generate():
         target.generation_config = copy.deepcopy(source.generation_config)
@@ -280,17 +284,26 @@ def load_native(source: str | Path, head: str | None = None) -> PreTrainedModel:
     if config.model_type == "glassformer":
         raise ValueError(f"{source} holds a glassformer already: there is nothing to import.")
     family = family_of(config)
+    ours = HEADS.get(head or "", "")
     if head is None:
         ours = our_head(family, config.architectures[0]) if config.architectures else family.token_head
-    elif (ours := HEADS.get(head)) not in family.heads:
-        names = [name for name, ours in HEADS.items() if ours in family.heads]
+    elif ours not in family.heads:
+        names = [name for name, known in HEADS.items() if known in family.heads]
         raise ValueError(f"{family.name} has no head {head!r}: choose one of {', '.join(names)}.")
     refuse_theirs(config, family, ours)
-    theirs = family.heads[ours].theirs
-    native, report = getattr(transformers, theirs).from_pretrained(source, config=config, output_loading_info=True)
+    native, report = load_weights(getattr(transformers, family.heads[ours].theirs), source)
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(family.unused)):
         raise ValueError(f"{source} has no weights for {', '.join(missing)}: choose the head that it was saved with.")
     return native
+
+
+def load_weights(model_class: Any, source: str | Path) -> tuple[Any, dict[str, Any]]:
+    """The model and transformers' report about what was found for it."""
+    try:
+        return model_class.from_pretrained(source, output_loading_info=True)
+    except (OSError, SafetensorError) as error:
+        [reason, *_] = str(error).splitlines()
+        raise OSError(f"The weights of {source} cannot be read: {reason.rstrip('.')}.") from error
 
 
 def import_folder(source: str | Path, out: str | Path, head: str | None = None) -> Any:
@@ -308,7 +321,7 @@ def export_folder(folder: str | Path, to: str, out: str | Path) -> PreTrainedMod
     head = config.architectures[0]
     family = choose_family(config, head, to)
     with new_folder(Path(out)) as draft:
-        model = getattr(glassformer, head).from_pretrained(folder)
+        model, _ = load_weights(getattr(glassformer, head), folder)
         native = to_native(model, family, release=True)
         native.save_pretrained(draft)
         copy_tokenizer(folder, draft)

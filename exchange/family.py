@@ -17,14 +17,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 Names = str | tuple[str, ...]
 Pair = tuple[Any, ...]  # ours (one name, or those that are one tensor in their model), theirs, operations
 
 # Choices that every architecture here has under the same name.
-TOKENS = {"vocab_size": "vocab_size", "pad_token_id": "pad_token_id", "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id"}
+TOKENS: dict[str, Names] = {
+    "vocab_size": "vocab_size",
+    "pad_token_id": "pad_token_id",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+}
 
 # Our heads, by the names that the command line has for them.
 HEADS = {
@@ -78,7 +83,7 @@ class Family:
     weights: list[Pair]
     their_fixed: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Names] = field(default_factory=dict)
-    made: dict[str, Callable[[nn.Module], Tensor]] = field(default_factory=dict)
+    made: dict[str, Callable[[Any], Tensor]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     read: Callable[[Any], dict[str, Any]] = lambda theirs: {}
     write: Callable[[Any], dict[str, Any]] = lambda ours: {}

@@ -50,9 +50,9 @@ class Fit:
 
 
 def fits(config: Any, head: str | None = None) -> list[Fit]:
-    """Every architecture, those that fit first."""
+    """Every architecture, those that fit first and those of another shape last."""
     found = [Fit(family, stands_in_the_way(config, family, head)) for family in FAMILIES.values()]
-    return sorted(found, key=lambda fit: len(fit.reasons))
+    return sorted(found, key=lambda fit: (fit.family.shape != config.shape, len(fit.reasons)))
 
 
 def stands_in_the_way(config: Any, family: Family, head: str | None = None) -> list[str]:
@@ -64,9 +64,7 @@ def stands_in_the_way(config: Any, family: Family, head: str | None = None) -> l
         return [f"{family.name} has no head like {head}"]
     needed = built_in(config, family) | family.heads[head].fixed
     choices = that_matter(config, head)
-    reasons = [
-        f"{name}={value}, needs {needed[name]}" for name, value in choices.items() if value != needed.get(name, value)
-    ]
+    reasons = [f"{name}={value}, needs {needed[name]}" for name, value in choices.items() if value != needed.get(name, value)]
     return reasons + family.objections(config)
 
 

@@ -19,7 +19,7 @@ class HeadsApart(ConversionOps):
     def __init__(self, inverse: bool = False):
         self.inverse = inverse
 
-    @torch.no_grad
+    @torch.no_grad()
     def convert(self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], config=None, **kwargs):
         ((name, tensor),) = input_dict.items()
         tensor = tensor[0] if isinstance(tensor, list) else tensor
@@ -37,7 +37,7 @@ class Row(ConversionOps):
     def __init__(self, inverse: bool = False):
         self.inverse = inverse
 
-    @torch.no_grad
+    @torch.no_grad()
     def convert(self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs):
         ((tensor,),) = input_dict.values()
         return {target_patterns[0]: tensor[None] if self.inverse else tensor[0]}

@@ -176,6 +176,8 @@ def export(
     from glassformer.training.logs import hide_small_progress_bars
 
     hide_small_progress_bars()
+    if to is None and output is not None:
+        fail(f"It is not said what to make for {output}: name an architecture with --to.")
     if to is None:
         print(describe_folder(folder))
     elif output is None:

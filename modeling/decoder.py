@@ -44,7 +44,6 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
         self.residual = RESIDUALS[config.norm_position]
-        self.is_parallel = config.norm_position == "parallel"
 
     def forward(
         self,
@@ -68,11 +67,11 @@ class DecoderLayer(GradientCheckpointingLayer):
         def cross_attention(x: Tensor) -> Tensor:
             return self.cross_attn(x, memory, mask=memory_mask, **kwargs)[0]
 
-        source = x if self.is_parallel else None
-        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
+        start = x
+        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout, start)
         if self.has_memory:
-            x = self.residual(x, self.cross_attn_norm, cross_attention, self.dropout, source)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout, source)
+            x = self.residual(x, self.cross_attn_norm, cross_attention, self.dropout, start)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout, start)
 
 
 class Decoder(Stack):

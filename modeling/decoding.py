@@ -246,11 +246,11 @@ class LayerStep:
             keys, values = memory
             return self.attend_to_memory(x, keys, values, memory_mask)
 
-        source = x if layer.is_parallel else None
-        x = layer.residual(x, layer.self_attn_norm, self_attention, keep)
+        start = x
+        x = layer.residual(x, layer.self_attn_norm, self_attention, keep, start)
         if memory is not None:
-            x = layer.residual(x, layer.cross_attn_norm, cross_attention, keep, source)
-        return layer.residual(x, layer.feed_forward_norm, self.feed_forward, keep, source)
+            x = layer.residual(x, layer.cross_attn_norm, cross_attention, keep, start)
+        return layer.residual(x, layer.feed_forward_norm, self.feed_forward, keep, start)
 
     def attend_to_past(self, x: Tensor, past: Tensor, mask: Tensor | None, rotary) -> Tensor:
         attention, (_, rows, kv_heads, _, width) = self.layer.self_attn, past.shape

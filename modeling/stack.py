@@ -34,20 +34,25 @@ from .pretrained import GlassformerPreTrainedModel
 Map = Callable[[Tensor], Tensor]
 
 
-def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, source: Tensor | None = None) -> Tensor:
-    """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks.
-
-    A layer whose sub-layers stand side by side names the `source` that they all read.
-    """
-    return x + dropout(sublayer(norm(x if source is None else source)))
+# x is what the sub-layers before have made of `start`, the input of the layer.
 
 
-def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, source: None = None) -> Tensor:
+def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
+    """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks."""
+    return x + dropout(sublayer(norm(x)))
+
+
+def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
     """norm(x + sublayer(x)), as in the paper."""
     return norm(x + dropout(sublayer(x)))
 
 
-RESIDUALS = {"pre": pre_norm, "post": post_norm, "parallel": pre_norm}
+def parallel_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
+    """x + sublayer(norm(start)): the sub-layers stand side by side, so that none waits for another, as in GPT-NeoX."""
+    return x + dropout(sublayer(norm(start)))
+
+
+RESIDUALS = {"pre": pre_norm, "post": post_norm, "parallel": parallel_norm}
 
 
 def make_norm(config) -> nn.Module:

@@ -49,6 +49,7 @@ SIZES["t5"] = {
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6, "decoder_start_token_id": 0,
 }  # fmt: skip
 
+ROPE = {"rope_type": "default", "rope_theta": 70.0}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -66,7 +67,7 @@ NATIVES: dict[str, Native] = {
     "llama": Native("LlamaForCausalLM"),
     "llama-tied": Native("LlamaForCausalLM", {"tie_word_embeddings": True, "num_key_value_heads": 4, "hidden_act": "gelu"}),
     "llama-biases": Native("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
-    "llama-wide-heads": Native("LlamaForCausalLM", {"head_dim": 10, "rope_parameters": {"rope_type": "default", "rope_theta": 70.0}}),
+    "llama-wide-heads": Native("LlamaForCausalLM", {"head_dim": 10, "rope_parameters": ROPE}),
     "llama-3-rope": Native("LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}),
     "llama-yarn": Native("LlamaForCausalLM", {"rope_parameters": YARN_ROPE}),
     "llama-bare": Native("LlamaModel"),

@@ -15,6 +15,7 @@ weights are ours with the features of every vector reordered.
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from transformers.core_model_loading import Interleave
 
 from ..family import TOKENS, Family, Head, Pair, in_layers, several
@@ -121,7 +122,7 @@ def reordered(pairs: list[Pair]) -> list[Pair]:
 
 
 def take_turns(module: str) -> Interleave:
-    """A module that writes vectors, or scales them, has their features in its first dimension, one that reads them in its second."""
+    """Modules that write or scale vectors have their features in the first dimension; those that read them, in the second."""
     writes = module.endswith(("out_proj", "down_proj", "norm"))
     return Interleave(dim=0 if writes else 1, inverse=True)
 
@@ -133,14 +134,17 @@ def with_logits(heads: dict[str, Head]) -> dict[str, Head]:
     return {"GlassformerForConditionalGeneration": replace(writer, weights=(*reordered([matrix]), bias))}
 
 
+def sinusoids(table: Any) -> Tensor:
+    return table.create_weight()
+
+
 PEGASUS = replace(
     BART,
     name="pegasus",
     heads=with_logits(seq2seq_heads("Pegasus")),
-    fixed=BART.fixed
-    | {"norm_position": "pre", "position_encoding": "sinusoidal", "position_offset": 0, "embedding_norm": False},
+    fixed=BART.fixed | {"norm_position": "pre", "position_encoding": "sinusoidal", "position_offset": 0, "embedding_norm": False},
     weights=reordered([pair for pair in BART.weights if "positions" not in pair[0]]),
-    made={f"{stack}.embed_positions": lambda table: table.create_weight() for stack in ("encoder", "decoder")},
+    made={"encoder.embed_positions": sinusoids, "decoder.embed_positions": sinusoids},
 )
 
 

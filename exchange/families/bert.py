@@ -34,8 +34,8 @@ def layers(theirs: str) -> list[Pair]:
     )
 
 
-def zeros(module: nn.Module) -> Tensor:
-    return torch.zeros(module.weight.shape)
+def zeros(table: nn.Embedding) -> Tensor:
+    return torch.zeros(table.num_embeddings, table.embedding_dim)
 
 
 def has_token_types(model: Any) -> dict[str, Any]:
@@ -123,7 +123,9 @@ def roberta_objections(ours: Any) -> list[str]:
     needed = None if ours.pad_token_id is None else ours.pad_token_id + 1
     if needed is None:
         return ["pad_token_id=None, needs one"]
-    return [] if ours.position_offset == needed else [f"position_offset={ours.position_offset}, needs pad_token_id + 1 = {needed}"]
+    return (
+        [] if ours.position_offset == needed else [f"position_offset={ours.position_offset}, needs pad_token_id + 1 = {needed}"]
+    )
 
 
 ROBERTA = replace(
@@ -188,7 +190,7 @@ DISTILBERT = replace(
         "tie_word_embeddings": "tie_word_embeddings",
     },
     fixed=BERT.fixed | {"norm_eps": 1e-12},
-    their_fixed={"sinusoidal_pos_embds": False},
+    their_fixed={},
     training={"dropout": "dropout", "attention_dropout": "attention_dropout"},
     weights=[
         ("encoder.embed_tokens", "embeddings.word_embeddings"),

@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""GPT-NeoX (https://arxiv.org/abs/2204.06745), of which the Pythia models are: attention and feed-forward network side by side."""
+"""GPT-NeoX (https://arxiv.org/abs/2204.06745), the architecture of Pythia: attention and feed-forward network side by side."""
 
 from dataclasses import replace
 from typing import Any
