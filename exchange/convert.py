@@ -71,6 +71,7 @@ def to_ours(native: Any, release: bool) -> Any:
     moves = find_moves(family, head, model, native)
     idle = tuple(inside(native) + name for name in (*family.made, *family.unused)) + family.unused
     refuse_homeless(native, {name for move in moves for name in move.theirs}, idle)
+    refuse_untied(native, model, moves)
     wanted = set(model.state_dict()) - set(model.all_tied_weights_keys)
     found: set[str] = set()
     transforms = []
@@ -218,6 +219,19 @@ def inside(model: Any) -> str:
 def refuse_homeless(source: Any, known: set[str], idle: tuple[str, ...] = ()) -> None:
     if left := sorted(name for name in source.state_dict() if name not in known and not name.startswith(idle)):
         raise ValueError(f"This {type(source).__name__} has weights that there is no place for: {', '.join(left)}.")
+
+
+def refuse_untied(native: Any, model: Any, moves: list[Move]) -> None:
+    """Their config may say that two matrices are one and their weights that they are not: transformers then leaves them two."""
+    weights = native.state_dict()
+    of_ours = {name: (move.theirs[0], weights[move.theirs[0]].data_ptr()) for move in reversed(moves) for name in move.ours}
+    for name, other in model.all_tied_weights_keys.items():
+        (one, place), (another, other_place) = of_ours[name], of_ours[other]
+        if place != other_place:
+            raise ValueError(
+                f"{one} and {another} are one matrix by the config, but two in the weights: set tie_word_embeddings to "
+                f"false in config.json."
+            )
 
 
 def untie(native: Any, model: Any, moves: list[Move]) -> None:

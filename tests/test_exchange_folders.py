@@ -229,6 +229,13 @@ def test_weights_that_cannot_be_read_are_refused(tmp_path, said):
         glassformer.to_hf(native_model("gpt2"), to="gpt2")
 
 
+def test_two_matrices_that_should_be_one_are_refused():
+    native = native_model("gpt2")
+    native.lm_head.weight = torch.nn.Parameter(torch.randn_like(native.lm_head.weight))
+    with pytest.raises(ValueError, match=r"lm_head\.weight and transformer\.wte\.weight are one matrix by the config, but two"):
+        glassformer.from_hf(native)
+
+
 def test_weights_without_a_place_are_refused():
     native = native_model("gpt2")
     native.transformer.h[0].extra = torch.nn.Linear(2, 2)
