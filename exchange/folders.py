@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 from transformers.utils import cached_file
@@ -37,11 +38,18 @@ def new_folder(place: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def copy_tokenizer(source: str | Path, place: Path) -> bool:
+def load_tokenizer(source: str | Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (ImportError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"The tokenizer of {source} cannot be loaded: {reason}") from error
+
+
+def copy_tokenizer(source: str | Path, place: Path) -> None:
     """The tokenizer of a folder or Hub name, if it has one."""
     has_tokenizer = cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     if has_tokenizer:
-        AutoTokenizer.from_pretrained(source).save_pretrained(place)
+        load_tokenizer(source).save_pretrained(place)
     if (second := Path(source) / TARGET_TOKENIZER).is_dir():
         shutil.copytree(second, place / TARGET_TOKENIZER)
-    return bool(has_tokenizer)

@@ -274,6 +274,12 @@ def test_a_folder_with_something_in_it_is_not_touched(tmp_path, said):
     assert call("import", theirs, empty) == 0 and (empty / "config.json").exists()
 
 
+def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path, said):
+    theirs = save(native_model("gpt2"), tmp_path / "theirs")
+    (theirs / "tokenizer_config.json").write_text("{")
+    assert "The tokenizer of" in said(tmp_path, "import", theirs, tmp_path / "out")
+
+
 def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
     theirs = save(native_model("gpt2"), tmp_path / "theirs")
 
