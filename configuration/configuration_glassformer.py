@@ -55,8 +55,7 @@ CHOICES = {
 OPTIONAL = (("problem_type", None), ("classifier_activation", None))  # choices of nothing
 POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
-    "attention_window",
-    "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
+    "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
 NOT_NEGATIVE = ("num_token_types", "position_offset")

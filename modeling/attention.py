@@ -130,14 +130,14 @@ class MultiHeadAttention(nn.Module):
     Args:
         num_kv_heads: fewer key/value heads than query heads, each shared by a group (grouped-query attention); 1 is
             multi-query, None one for each query head.
-        d_k: width of a head; None: d_model / num_heads.
-        out_bias: whether the output projection has a bias; None: if the others have.
-        scaled: whether scores are divided by sqrt(d_k).
         qk_norm: name of a norm applied to each head's queries and keys, None for none.
         config: names the attention function by `_attn_implementation`; without a config it is the textbook one.
         layer_idx: where this layer's keys and values are kept in a cache.
         is_causal: whether "no mask" means "causal", as in a decoder's self-attention.
         window: how far self-attention looks, for kernels that take this as a number beside the mask.
+        out_bias: whether the output projection has a bias; None: if the others have.
+        scaled: whether scores are divided by sqrt(d_k).
+        d_k: width of a head; None: d_model / num_heads.
     """
 
     def __init__(
@@ -147,15 +147,15 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
-        out_bias: bool | None = None,
-        scaled: bool = True,
-        d_k: int | None = None,
         qk_norm: str | None = None,
         norm_eps: float = 1e-6,
         config=None,
         layer_idx: int | None = None,
         is_causal: bool = False,
         window: int | None = None,
+        out_bias: bool | None = None,
+        scaled: bool = True,
+        d_k: int | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads

@@ -36,27 +36,27 @@ class TokenEmbedding(nn.Embedding):
         return super().forward(input_ids) * self.scale  # [B, T] -> [B, T, D]
 
 
-class DenseActivation(nn.Linear):
+class DenseActivation(nn.Module):
     """activation(x W + b): [..., D] -> [..., D]"""
 
     def __init__(self, d_model: int, activation: str):
-        super().__init__(d_model, d_model)
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
         self.activation = activation_function(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation(super().forward(x))
+        return self.activation(self.dense(x))
 
 
-class DenseNorm(nn.Module):
+class DenseNorm(DenseActivation):
     """norm(activation(x W + b)), by which BERT prepares its hidden states for the output layer."""
 
     def __init__(self, d_model: int, activation: str, norm: str, norm_eps: float):
-        super().__init__()
-        self.dense = DenseActivation(d_model, activation)
+        super().__init__(d_model, activation)
         self.norm = NORMS[norm](d_model, eps=norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.dense(x))
+        return self.norm(super().forward(x))
 
 
 class Scale(nn.Module):

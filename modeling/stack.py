@@ -66,15 +66,15 @@ def make_attention(config, layer_idx: int, is_causal: bool = False, window: int 
         config.num_kv_heads,
         dropout=config.attention_dropout,
         bias=config.attention_bias,
-        out_bias=config.attention_out_bias,
-        scaled=config.scale_attention,
-        d_k=config.d_k,
         qk_norm=config.norm if config.qk_norm else None,
         norm_eps=config.norm_eps,
         config=config,
         layer_idx=layer_idx,
         is_causal=is_causal,
         window=window,
+        out_bias=config.attention_out_bias,
+        scaled=config.scale_attention,
+        d_k=config.d_k,
     )
 
 

@@ -160,3 +160,11 @@ def test_whatever_else_is_chosen_is_refused_by_name_or_computes_the_same(family)
         native, batch = glassformer.to_hf(ours, to=family), batch_for(ours)
         assert_close(outputs_of(native, batch), outputs_of(ours, batch), rtol=0, atol=1e-5)
     assert {"num_heads", "d_ff"} <= carried and "logit_softcap" not in carried
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-sequences", "t5"])
+def test_heads_of_others_can_be_rounded_to_eight_bits(name):
+    ours, batch = glassformer.from_hf(native_model(name)), batch_for(native_model(name))
+    [expected] = outputs_of(ours, batch)[:1]
+    [rounded] = outputs_of(glassformer.quantize_int8(ours), batch)[:1]
+    assert (rounded - expected).std() < 0.1 * expected.std()

@@ -65,7 +65,7 @@ BERT = Family(
         ),
         "GlassformerForSequenceClassification": Head(
             "BertForSequenceClassification",
-            (("pre_classifier", "bert.pooler.dense"), ("classifier", "classifier")),
+            (("pre_classifier.dense", "bert.pooler.dense"), ("classifier", "classifier")),
             CLASSIFIES,
         ),
         "GlassformerForTokenClassification": Head("BertForTokenClassification", (("classifier", "classifier"),)),
@@ -145,7 +145,7 @@ ROBERTA = replace(
         ),
         "GlassformerForSequenceClassification": Head(
             "RobertaForSequenceClassification",
-            (("pre_classifier", "classifier.dense"), ("classifier", "classifier.out_proj")),
+            (("pre_classifier.dense", "classifier.dense"), ("classifier", "classifier.out_proj")),
             CLASSIFIES,
         ),
         "GlassformerForTokenClassification": Head("RobertaForTokenClassification", (("classifier", "classifier"),)),
@@ -173,7 +173,7 @@ DISTILBERT = replace(
         ),
         "GlassformerForSequenceClassification": Head(
             "DistilBertForSequenceClassification",
-            (("pre_classifier", "pre_classifier"), ("classifier", "classifier")),
+            (("pre_classifier.dense", "pre_classifier"), ("classifier", "classifier")),
             CLASSIFIES | {"classifier_activation": "relu"},
         ),
         "GlassformerForTokenClassification": Head("DistilBertForTokenClassification", (("classifier", "classifier"),)),
