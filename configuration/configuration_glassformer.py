@@ -42,22 +42,26 @@ AUTO_MAP = {
 }
 
 CHOICES = {
-    "norm": ("layernorm", "rmsnorm"),
-    "norm_position": ("pre", "post"),
+    "norm": ("layernorm", "rmsnorm", "rmsnorm1p"),
+    "norm_position": ("pre", "post", "parallel"),
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "relative", "none"),
     "activation": tuple(ACT2FN),
     "embedding_tying": ("three-way", "target-output", "source-target"),
+    "output_transform": ("none", "scale", "dense"),
     "pooling": ("mean", "max", "first", "last"),
     "problem_type": ("regression", "single_label_classification", "multi_label_classification"),
+    "classifier_activation": tuple(ACT2FN),
 }
+OPTIONAL = (("problem_type", None), ("classifier_activation", None))  # choices of nothing
 POSITIVE = (
-    "vocab_size", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_position_embeddings", "norm_eps", "attention_window",
-    "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
+    "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
+    "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
+NOT_NEGATIVE = ("num_token_types", "position_offset")
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "token_dropout", "layer_drop", "label_smoothing")
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
-DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads, never passed
+DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads or head_width, never passed
 ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
 # Constructor arguments that transformers handles itself although they are not fields.
 TRANSFORMERS_KEYS = {
@@ -130,6 +134,7 @@ class GlassformerConfig(PreTrainedConfig):
         "attention_probs_dropout_prob": "attention_dropout",
         "layerdrop": "layer_drop",
         "sliding_window": "attention_window",
+        "type_vocab_size": "num_token_types",
         "final_logit_softcapping": "logit_softcap",
     }
 
@@ -138,6 +143,7 @@ class GlassformerConfig(PreTrainedConfig):
     d_model: int = 512  # width of every layer
     num_heads: int = 8
     num_kv_heads: int | None = None  # key/value heads shared by groups of query heads; None: one each, 1: multi-query
+    head_width: int | None = None  # of one head; None: d_model / num_heads
     d_ff: int = 2048  # inner width of the feed-forward network
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
@@ -145,11 +151,15 @@ class GlassformerConfig(PreTrainedConfig):
 
     # Layers
     norm: str = "layernorm"
-    norm_position: str = "pre"  # "pre": x + sublayer(norm(x)), and a final norm; "post", as in the paper: norm(x + sublayer(x))
+    # "pre": x + sublayer(norm(x)), and a final norm; "post", as in the paper: norm(x + sublayer(x)); "parallel", as in GPT-NeoX:
+    # pre-norm, where all sub-layers of a layer read its input, x + attention(norm(x)) + feed_forward(norm(x))
+    norm_position: str = "pre"
     norm_eps: float | int = 1e-6
     activation: str = "relu"
     gated_feed_forward: bool = False  # activation(x W_gate) * (x W_up): ReGLU, GEGLU or SwiGLU, after the activation
     attention_bias: bool = True
+    attention_out_bias: bool | None = None  # of the output projection alone; None: as attention_bias
+    scale_attention: bool = True  # divide scores by sqrt(d_k), which T5 does not
     feed_forward_bias: bool = True
     qk_norm: bool = False  # normalise queries and keys, head by head
     attention_window: int | None = None  # see only tokens less than this many positions away
@@ -159,14 +169,20 @@ class GlassformerConfig(PreTrainedConfig):
     position_encoding: str = "sinusoidal"
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    position_offset: int = 0  # rows of a learned table before that of position 0, which BART and RoBERTa leave unused
 
     # Embeddings and output
     scale_embedding: bool = True  # multiply embeddings by sqrt(d_model)
+    num_token_types: int = 0  # an embedding for each `token_type_ids` of an encoder, added to that of the token; BERT has two
     embedding_norm: bool = False  # normalise the sum of token and position embedding, as BERT and BART do
     tie_word_embeddings: bool = True  # False: source embedding, target embedding and output are three matrices
     embedding_tying: str = "three-way"  # which of the three are one matrix; "target-output" and "source-target" tie two
+    output_transform: str = "none"  # before the output: "scale" by d_model^-0.5 (T5), "dense" layer, activation, norm (BERT)
+    output_bias: bool = False  # added to the logits
     logit_softcap: float | int | None = None  # squeeze the final logits into (-cap, cap) with tanh
     pooling: str | None = None  # of classification heads; None: "mean" for an encoder, "last" for a decoder
+    classifier_activation: str | None = None  # a dense layer with this activation before the classifier; BERT: "tanh"
+    classifier_bias: bool = True
 
     # Regularisation
     dropout: float | int = 0.1  # on embeddings and on the output of every sub-layer
@@ -225,7 +241,7 @@ class GlassformerConfig(PreTrainedConfig):
     @property
     def d_k(self) -> int:
         """Width of one head."""
-        return self.d_model // self.num_heads
+        return self.head_width or self.d_model // self.num_heads
 
     @property
     def num_hidden_layers(self) -> int:
@@ -273,7 +289,7 @@ class GlassformerConfig(PreTrainedConfig):
         for stack in ("encoder", "decoder"):
             if stack in self.shape:
                 plan |= {f"{stack}.embed_tokens": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
-                if self.norm_position == "pre":
+                if self.norm_position != "post":
                     plan[f"{stack}.norm"] = "keep_full_weight"
         return plan
 
@@ -335,7 +351,7 @@ class GlassformerConfig(PreTrainedConfig):
         known = self._known_keys() | {"transformers_version"}
         for name in kwargs:
             if name in DERIVED:
-                raise ValueError(f"{name} cannot be passed: it is d_model / num_heads, so choose these two.")
+                raise ValueError(f"{name} cannot be passed: it is d_model / num_heads, so choose these two, or head_width.")
             if name not in known:
                 nearest = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {nearest[0]}?" if nearest else "see GlassformerConfig for the fields there are."
@@ -364,13 +380,16 @@ class GlassformerConfig(PreTrainedConfig):
         for name in LAYER_COUNTS:
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}={value} must not be negative: use 0 to leave that stack out.")
+        for name in NOT_NEGATIVE:
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name}={value} must not be negative.")
         if not self.num_encoder_layers and not self.num_decoder_layers:
             raise ValueError("num_encoder_layers=0 and num_decoder_layers=0 leave no model: give at least one stack a layer.")
         for name in PROBABILITIES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} is not a probability: choose a value in [0, 1).")
         for name, valid in CHOICES.items():
-            if (value := getattr(self, name)) not in valid and (name, value) != ("problem_type", None):
+            if (value := getattr(self, name)) not in valid and (name, value) not in OPTIONAL:
                 raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(valid)}.")
         self._validate_heads()
         self._validate_pruned_heads()
@@ -393,10 +412,10 @@ class GlassformerConfig(PreTrainedConfig):
             )
 
     def _validate_heads(self) -> None:
-        if remainder := self.d_model % self.num_heads:
+        if self.head_width is None and (remainder := self.d_model % self.num_heads):
             raise ValueError(
                 f"d_model={self.d_model} is not divisible by num_heads={self.num_heads} (remainder {remainder}): "
-                f"change one of them so that every head has the same width."
+                f"change one of them so that every head has the same width, or set head_width."
             )
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(

@@ -17,6 +17,7 @@ _MODULES = {
     "decoder": ["Decoder", "DecoderLayer"],
     "embeddings": ["TokenEmbedding"],
     "encoder": ["Encoder", "EncoderLayer"],
+    "exchange.convert": ["from_hf", "to_hf"],
     "feed_forward": ["FeedForward"],
     "masking": ["causal_mask", "combine_masks", "padding_mask", "window_mask"],
     "modeling_glassformer": [
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .decoder import Decoder, DecoderLayer
     from .embeddings import TokenEmbedding
     from .encoder import Encoder, EncoderLayer
+    from .exchange.convert import from_hf, to_hf
     from .feed_forward import FeedForward
     from .masking import causal_mask, combine_masks, padding_mask, window_mask
     from .modeling_glassformer import (

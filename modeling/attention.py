@@ -137,6 +137,9 @@ class MultiHeadAttention(nn.Module):
         is_causal: whether "no mask" means "causal", as in a decoder's self-attention.
         window: how far self-attention looks, for kernels that take this as a number beside the mask.
         pruned: heads that are left out, and key/value heads that serve nobody with them (see `pruning.py`).
+        out_bias: whether the output projection has a bias; None: if the others have.
+        scaled: whether scores are divided by sqrt(d_k).
+        d_k: width of a head; None: d_model / num_heads.
     """
 
     def __init__(
@@ -153,25 +156,28 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         window: int | None = None,
         pruned: Sequence[int] = (),
+        out_bias: bool | None = None,
+        scaled: bool = True,
+        d_k: int | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, value in {"num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
             if value < 1:
                 raise ValueError(f"{name}={value} must be positive.")
-        if d_model % num_heads:
+        if d_k is None and d_model % num_heads:
             raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}.")
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}.")
         self.d_model = d_model
-        self.d_k = d_model // num_heads
+        self.d_k = d_k or d_model // num_heads
         self.pruned = Pruned(num_heads, num_kv_heads, pruned) if pruned else None
         self.num_key_value_groups = num_heads // num_kv_heads
         if self.pruned is not None:
             num_heads, num_kv_heads = len(self.pruned.heads), len(self.pruned.kv_heads)
             self.num_key_value_groups = self.pruned.group
         self.num_heads = num_heads
-        self.scaling = self.d_k**-0.5
+        self.scaling = self.d_k**-0.5 if scaled else 1.0
         self.dropout = dropout
         self.config = config
         self.layer_idx = layer_idx
@@ -181,7 +187,7 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias)
         self.k_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
         self.v_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
-        self.out_proj = nn.Linear(num_heads * self.d_k, d_model, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.d_k, d_model, bias=bias if out_bias is None else out_bias)
         self.q_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
         self.k_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
 

@@ -35,6 +35,17 @@ def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
         )
 
 
+def check_token_types(token_type_ids: Tensor, batch: int, length: int, num_types: int) -> None:
+    """One type for each token, below the number of types."""
+    if is_tracing(token_type_ids) or token_type_ids.is_meta:
+        return
+    if token_type_ids.shape != (batch, length):
+        raise ValueError(f"token_type_ids has the shape {list(token_type_ids.shape)}, but there are {[batch, length]} tokens.")
+    low, high = token_type_ids.aminmax()
+    if low < 0 or high >= num_types:
+        raise ValueError(f"Token types go from {int(low)} to {int(high)}, but there are {num_types} (0 to {num_types - 1}).")
+
+
 def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_embeds: Tensor | None, d_model: int) -> None:
     """Exactly one of ids [B, T] and embeddings [B, T, D], and at least one token."""
     if (input_ids is None) == (inputs_embeds is None):

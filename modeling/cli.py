@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `explain`, `card`, `push`, `recipes` ...
+"""The command line: `glassformer train RECIPE`, `evaluate`, `predict`, `check`, `explain`, `push`, `export` ...
 
 Everything that is heavy is imported by the command that needs it, so that `glassformer --help` answers at once.
 """
@@ -149,6 +149,41 @@ def doctor(
     print(report)
     if report.findings:
         raise typer.Exit(1)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="The folder or Hub name of a native model: GPT-2, Llama, BERT, T5 ...")],
+    output: Annotated[Path, typer.Argument(help="The folder to write to.", metavar="OUT")],
+    head: Annotated[str | None, typer.Option(help="Another head than it was saved with: model, causal-lm, masked-lm ...")] = None,
+) -> None:
+    """Make a glassformer of a native model of transformers: the same weights, the same answers."""
+    from glassformer.exchange.convert import import_folder
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    print(f"{output}: {type(import_folder(source, output, head)).__name__}")
+
+
+@app.command()
+def export(
+    folder: Folder,
+    output: Annotated[Path | None, typer.Argument(help="The folder to write to.", metavar="OUT")] = None,
+    to: Annotated[str | None, typer.Option(help="gpt2, llama, bert, t5, bart, marian ...")] = None,
+) -> None:
+    """Make a native model of transformers of ours, to be used without our code. Without --to: which ones fit."""
+    from glassformer.exchange.convert import describe_folder, export_folder
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    if to is None and output is not None:
+        fail(f"It is not said what to make for {output}: name an architecture with --to.")
+    if to is None:
+        print(describe_folder(folder))
+    elif output is None:
+        fail(f"There is no folder to write to: glassformer export {folder} --to {to} OUT")
+    else:
+        print(f"{output}: {type(export_folder(folder, to, output)).__name__}")
 
 
 @app.command()

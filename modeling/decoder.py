@@ -67,10 +67,11 @@ class DecoderLayer(GradientCheckpointingLayer):
         def cross_attention(x: Tensor) -> Tensor:
             return self.cross_attn(x, memory, mask=memory_mask, **kwargs)[0]
 
-        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
+        start = x
+        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout, start)
         if self.has_memory:
-            x = self.residual(x, self.cross_attn_norm, cross_attention, self.dropout)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout)
+            x = self.residual(x, self.cross_attn_norm, cross_attention, self.dropout, start)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout, start)
 
 
 class Decoder(Stack):

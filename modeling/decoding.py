@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
@@ -27,6 +27,7 @@ from transformers.generation import EosTokenCriteria, GenerationMixin, Generatio
 from .attention import scaled_dot_product_attention
 from .beams import Beams
 from .decoder import Decoder, DecoderLayer
+from .embeddings import softcap
 from .packed_linear import Product, join
 from .positions import SinusoidalPositionEncoding, rotate
 
@@ -246,10 +247,11 @@ class LayerStep:
             keys, values = memory
             return self.attend_to_memory(x, keys, values, memory_mask)
 
-        x = layer.residual(x, layer.self_attn_norm, self_attention, keep)
+        start = x
+        x = layer.residual(x, layer.self_attn_norm, self_attention, keep, start)
         if memory is not None:
-            x = layer.residual(x, layer.cross_attn_norm, cross_attention, keep)
-        return layer.residual(x, layer.feed_forward_norm, self.feed_forward, keep)
+            x = layer.residual(x, layer.cross_attn_norm, cross_attention, keep, start)
+        return layer.residual(x, layer.feed_forward_norm, self.feed_forward, keep, start)
 
     def attend_to_past(self, x: Tensor, past: Tensor, mask: Tensor | None, rotary) -> Tensor:
         attention, (_, rows, kv_heads, _, width) = self.layer.self_attn, past.shape
@@ -272,7 +274,7 @@ class LayerStep:
         # The rows of an example, and the heads that share keys, become queries of one head: [B, G, R/B * H/G, K]
         q = q.transpose(1, 2)
         output = attend(q.flatten(2, 3), keys, values, mask, attention.scaling)
-        return self.memory_output(output.view(q.shape).transpose(1, 2).reshape(x.shape))
+        return self.memory_output(output.view(q.shape).transpose(1, 2).reshape(len(x), -1))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         activation, hidden = self.layer.feed_forward.activation, self.up(x)
@@ -313,5 +315,7 @@ def prepared(model: Any) -> Prepared:
 
 def output_product(model: Any) -> Product:
     """`model.logits`, its product made ready."""
-    product, cap = join(model.lm_head), model.config.logit_softcap
-    return product if cap is None else lambda x: cap * torch.tanh(product(x) / cap)
+    product, transform, cap = join(model.lm_head), model.output_transform, model.config.logit_softcap
+    if isinstance(transform, nn.Identity) and cap is None:
+        return product
+    return lambda x: softcap(product(transform(x)), cap)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .checks import check_token_ids
+from .feed_forward import activation_function
+from .norms import NORMS
 
 
 class TokenEmbedding(nn.Embedding):
@@ -34,6 +36,52 @@ class TokenEmbedding(nn.Embedding):
         return super().forward(input_ids) * self.scale  # [B, T] -> [B, T, D]
 
 
+class DenseActivation(nn.Module):
+    """activation(x W + b): [..., D] -> [..., D]"""
+
+    def __init__(self, d_model: int, activation: str):
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+        self.activation = activation_function(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.dense(x))
+
+
+class DenseNorm(DenseActivation):
+    """norm(activation(x W + b)), by which BERT prepares its hidden states for the output layer."""
+
+    def __init__(self, d_model: int, activation: str, norm: str, norm_eps: float):
+        super().__init__(d_model, activation)
+        self.norm = NORMS[norm](d_model, eps=norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))
+
+
+class Scale(nn.Module):
+    """x / sqrt(d_model), by which T5 prepares them: its output matrix is that of the embeddings, which it does not scale."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.factor = d_model**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def make_output_transform(config) -> nn.Module:
+    """What happens to hidden states before the output layer: in most models, nothing."""
+    if config.output_transform == "dense":
+        return DenseNorm(config.d_model, config.activation, config.norm, config.norm_eps)
+    return Scale(config.d_model) if config.output_transform == "scale" else nn.Identity()
+
+
+def softcap(logits: Tensor, cap: float | None) -> Tensor:
+    """Squeezes logits into (-cap, cap), or leaves them alone."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 class OutputProjection(nn.Linear):
     """Hidden states to logits, one for each word of the vocabulary: [..., D] -> [..., V].
 
@@ -41,8 +89,8 @@ class OutputProjection(nn.Linear):
     `padding_idx` prevents on the input side only: `zero_row` prevents it here.
     """
 
-    def __init__(self, d_model: int, vocab_size: int, zero_row: int | None = None):
-        super().__init__(d_model, vocab_size, bias=False)
+    def __init__(self, d_model: int, vocab_size: int, zero_row: int | None = None, bias: bool = False):
+        super().__init__(d_model, vocab_size, bias=bias)
         self.zero_row = zero_row
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import MultiHeadAttention
-from .checks import check_position_ids, check_width
+from .checks import check_position_ids, check_token_types, check_width
 from .dropout import Dropout
 from .masking import encoder_mask
 from .packing import lengths_to_pack, pack, unpack
@@ -44,8 +44,9 @@ class EncoderLayer(GradientCheckpointingLayer):
         def self_attention(x: Tensor) -> Tensor:
             return self.self_attn(x, mask=mask, position_bias=position_bias, **kwargs)[0]
 
-        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout)
+        start = x
+        x = self.residual(x, self.self_attn_norm, self_attention, self.dropout, start)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self.dropout, start)
 
 
 class Encoder(Stack):
@@ -56,6 +57,7 @@ class Encoder(Stack):
 
     def __init__(self, config):
         super().__init__(config, is_decoder=False)
+        self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.post_init()
 
@@ -67,10 +69,13 @@ class Encoder(Stack):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput:
         x = self.embed(input_ids, inputs_embeds)
         batch, length = x.shape[:2]
+        if self.token_types is not None:
+            x = x + self.embed_types(token_type_ids, batch, length)
         attention_mask = self.token_mask(input_ids, attention_mask)
         attention_mask = self.check_mask(self.mask_name, attention_mask, x, length)
         check_position_ids(position_ids, batch, length)
@@ -91,6 +96,13 @@ class Encoder(Stack):
             x = self.layer_drop(x, layer(x, mask, bias, rotary=rotary, lengths=lengths, **kwargs))
         x = self.norm(x)
         return BaseModelOutput(last_hidden_state=x if lengths is None else unpack(x, lengths, length))
+
+    def embed_types(self, token_type_ids: Tensor | None, batch: int, length: int) -> Tensor:
+        """[B, S, D]; where no types are given, all tokens are of type 0."""
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(batch, length, dtype=torch.long, device=self.token_types.weight.device)
+        check_token_types(token_type_ids, batch, length, self.config.num_token_types)
+        return self.token_types(token_type_ids)
 
     def lengths_to_pack(self, attention_mask: Tensor | None, **kwargs) -> list[int] | None:
         """How long each sequence is, where padding is left out: while training, if nothing asks for it."""

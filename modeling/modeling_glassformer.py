@@ -35,7 +35,7 @@ from .checks import IGNORED
 from .decoder import Decoder
 from .decoding import StepwiseGeneration, steps_of
 from .dropout import Dropout
-from .embeddings import OutputProjection
+from .embeddings import DenseActivation, OutputProjection, make_output_transform, softcap
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
 from .masking import visible_keys
@@ -74,11 +74,13 @@ class GlassformerModel(GlassformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput | BaseModelOutputWithPast | Seq2SeqModelOutput:
         """Ids [B, S] (and [B, T] for the decoder of an encoder-decoder) -> last_hidden_state [B, S or T, D].
 
         Masks are True for tokens and False for padding. An encoder that is given ids and no mask hides pad tokens.
+        Token types are an encoder's, and ignored by one that has none.
         """
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -98,7 +100,9 @@ class GlassformerModel(GlassformerPreTrainedModel):
         if encoder_outputs is None:
             if self.decoder is not None and input_ids is None and inputs_embeds is None:
                 raise ValueError("The encoder got no input: pass input_ids, inputs_embeds or encoder_outputs.")
-            encoder_outputs = self.encoder(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+            )
         if self.decoder is None:
             return encoder_outputs
         if isinstance(encoder_outputs, (tuple, list)):
@@ -147,7 +151,9 @@ class LanguageModelHead(GlassformerPreTrainedModel):
         super().__init__(config)
         self.model = GlassformerModel(config)
         tied = config.tie_word_embeddings and config.embedding_tying != "source-target"
-        self.lm_head = OutputProjection(config.d_model, config.vocab_size, zero_row=config.padding_idx if tied else None)
+        self.output_transform = make_output_transform(config)
+        zero_row = config.padding_idx if tied else None
+        self.lm_head = OutputProjection(config.d_model, config.vocab_size, zero_row, config.output_bias)
         self._tied_weights_keys = {}
         if config.embedding_tying != "source-target":
             stack = "decoder" if config.num_decoder_layers else "encoder"
@@ -161,13 +167,13 @@ class LanguageModelHead(GlassformerPreTrainedModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]"""
-        logits = self.lm_head(hidden)
-        if (cap := self.config.logit_softcap) is not None:
-            logits = cap * torch.tanh(logits / cap)
-        return logits
+        return self.project(self.output_transform(hidden))
+
+    def project(self, x: Tensor) -> Tensor:
+        return softcap(self.lm_head(x), self.config.logit_softcap)
 
     def output_matrix(self) -> Tensor | None:
-        """What `logits` multiplies with, where it does nothing else (an adapter or a softcap would)."""
+        """What `project` multiplies with, where it does nothing else (an adapter or a softcap would)."""
         head = self.lm_head
         whole = type(head) is OutputProjection and head.bias is None and not head.is_shard
         return head.matrix() if whole and is_plain(head) and self.config.logit_softcap is None else None
@@ -185,8 +191,8 @@ class LanguageModelHead(GlassformerPreTrainedModel):
         if not return_logits:
             if labels is None:
                 raise ValueError("return_logits=False leaves nothing to return without labels: pass labels too.")
-            size, weight = self.config.vocab_size, self.output_matrix()
-            return None, chunked_cross_entropy(hidden, self.logits, labels, size, smoothing, num_items_in_batch, weight)
+            x, size, weight = self.output_transform(hidden), self.config.vocab_size, self.output_matrix()
+            return None, chunked_cross_entropy(x, self.project, labels, size, smoothing, num_items_in_batch, weight)
         if labels is None:
             return self.logits(slice_logits_to_keep(hidden, logits_to_keep)), None
         logits = self.logits(hidden)
@@ -326,10 +332,13 @@ class GlassformerForMaskedLM(LanguageModelHead):
         labels: Tensor | None = None,
         return_logits: bool = True,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """`labels` [B, S] hold the original token where one was hidden and -100 elsewhere."""
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
         logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, return_logits, 0, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
@@ -338,7 +347,7 @@ class GlassformerForMaskedLM(LanguageModelHead):
 
 
 class ClassifierHead(GlassformerPreTrainedModel):
-    """A bare model and a linear layer on its output."""
+    """A bare model and a linear layer on its output, perhaps after a dense one."""
 
     shapes = ("encoder", "decoder")
 
@@ -347,7 +356,9 @@ class ClassifierHead(GlassformerPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = GlassformerModel(config)
         self.dropout = Dropout(config.dropout)
-        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        activation = config.classifier_activation
+        self.pre_classifier = DenseActivation(config.d_model, activation) if activation else nn.Identity()
+        self.classifier = nn.Linear(config.d_model, config.num_labels, bias=config.classifier_bias)
         self.post_init()
 
 
@@ -365,13 +376,16 @@ class GlassformerForSequenceClassification(ClassifierHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """Ids [B, S] -> logits [B, num_labels]; what `labels` are is said by the config's `problem_type`, or by their dtype."""
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
         tokens = self.token_mask(input_ids, attention_mask)
         pooled = pool(outputs.last_hidden_state, tokens, self.config.pooling)
-        logits = self.classifier(self.dropout(pooled))
+        logits = self.classifier(self.dropout(self.pre_classifier(pooled)))
         loss = None
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
@@ -415,11 +429,14 @@ class GlassformerForTokenClassification(ClassifierHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """Ids [B, S] -> logits [B, S, num_labels]; `labels` [B, S] are -100 where nothing is asked."""
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
+        logits = self.classifier(self.dropout(self.pre_classifier(outputs.last_hidden_state)))
         loss = None
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
@@ -451,10 +468,13 @@ class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """Ids [B, S] -> start and end logits, each [B, S]; positions are [B]."""
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -22,14 +22,28 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.weight * self.normalise(x).to(x.dtype)
+
+    def normalise(self, x: Tensor) -> Tensor:
         check_width("RMSNorm", x, self.weight.shape[0])
         # Squares overflow in float16: take the mean in float32 at least.
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        precise = precise * torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * precise.to(x.dtype)
+        return precise * torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + self.eps)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.eps}"
 
 
-NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm}
+class RMSNorm1p(RMSNorm):
+    """The same with 1 + weight in the place of weight, as in Gemma: what weight decay pulls towards is a scale of one."""
+
+    def __init__(self, d_model: int, eps: float = 1e-6):
+        super().__init__(d_model, eps)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = self.normalise(x)
+        return (precise * (1 + self.weight.to(precise.dtype))).to(x.dtype)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm, "rmsnorm1p": RMSNorm1p}

@@ -56,10 +56,14 @@ class SinusoidalPositionEncoding(nn.Module):
 
 
 class LearnedPositionEncoding(nn.Embedding):
-    """x + table[pos]: one trained vector a position, up to a fixed number of them."""
+    """x + table[pos]: one trained vector a position, up to a fixed number of them.
 
-    def __init__(self, d_model: int, max_positions: int):
-        super().__init__(max_positions, d_model)
+    With an `offset`, the table has that many rows more, before the row of position 0.
+    """
+
+    def __init__(self, d_model: int, max_positions: int, offset: int = 0):
+        super().__init__(max_positions + offset, d_model)
+        self.max_positions, self.offset = max_positions, offset
         nn.init.normal_(self.weight, std=d_model**-0.5)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -68,13 +72,13 @@ class LearnedPositionEncoding(nn.Embedding):
         if position_ids is None:
             position_ids = torch.arange(x.shape[1], device=x.device)[None]
         low, high = (0, 0) if is_tracing(position_ids) or position_ids.is_meta else position_ids.aminmax()
-        if low < 0 or high >= self.num_embeddings:
+        if low < 0 or high >= self.max_positions:
             raise ValueError(
-                f"Position {int(low if low < 0 else high)} does not exist, for {self.num_embeddings} positions were learned "
-                f"(0 to {self.num_embeddings - 1}): shorten the sequence, or train with a larger max_position_embeddings or "
+                f"Position {int(low if low < 0 else high)} does not exist, for {self.max_positions} positions were learned "
+                f"(0 to {self.max_positions - 1}): shorten the sequence, or train with a larger max_position_embeddings or "
                 f"another position_encoding."
             )
-        return x + super().forward(position_ids)
+        return x + super().forward(position_ids + self.offset if self.offset else position_ids)
 
 
 # Inside attention: rotation
@@ -114,7 +118,8 @@ class RotaryPositionEncoding(Float32Buffers):
             return ROPE_INIT_FUNCTIONS[self.rope_type](self.config)
         width = int(self.config.d_k * self.config.rope_parameters.get("partial_rotary_factor", 1.0))
         even = torch.arange(0, width, 2, dtype=torch.float32)
-        return self.config.rope_parameters["rope_theta"] ** (-even / width), 1.0
+        # Written as in transformers, whose models are ours to the last bit: rounding grows with the position.
+        return 1.0 / self.config.rope_parameters["rope_theta"] ** (even / width), 1.0
 
     def build_buffers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every buffer with its value: loading a checkpoint starts from empty memory."""

@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
 from .embeddings import OutputProjection
 from .masking import padding_mask
-from .norms import RMSNorm
+from .norms import RMSNorm, RMSNorm1p
 from .packed_linear import Int8Linear
 from .positions import AlibiBias, RotaryPositionEncoding
 
@@ -63,6 +63,8 @@ class GlassformerPreTrainedModel(PreTrainedModel):
         """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
         if isinstance(module, OutputProjection):
             init.normal_(module.weight, std=1 / self.config.d_model)  # small logits: the loss starts at log(vocab_size)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
@@ -73,7 +75,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, (nn.LayerNorm, RMSNorm)):
-            init.ones_(module.weight)
+            init.zeros_(module.weight) if isinstance(module, RMSNorm1p) else init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, (AlibiBias, RotaryPositionEncoding)):

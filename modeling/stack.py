@@ -34,17 +34,25 @@ from .pretrained import GlassformerPreTrainedModel
 Map = Callable[[Tensor], Tensor]
 
 
-def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map) -> Tensor:
+# x is what the sub-layers before have made of `start`, the input of the layer.
+
+
+def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
     """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks."""
     return x + dropout(sublayer(norm(x)))
 
 
-def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map) -> Tensor:
+def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
     """norm(x + sublayer(x)), as in the paper."""
     return norm(x + dropout(sublayer(x)))
 
 
-RESIDUALS = {"pre": pre_norm, "post": post_norm}
+def parallel_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
+    """x + sublayer(norm(start)): the sub-layers stand side by side, so that none waits for another, as in GPT-NeoX."""
+    return x + dropout(sublayer(norm(start)))
+
+
+RESIDUALS = {"pre": pre_norm, "post": post_norm, "parallel": parallel_norm}
 
 
 def make_norm(config) -> nn.Module:
@@ -66,6 +74,9 @@ def make_attention(config, kind: str, layer_idx: int, window: int | None = None)
         is_causal=kind == "decoder",
         window=window,
         pruned=(config.pruned_heads or {}).get(f"{kind}.{layer_idx}", ()),
+        out_bias=config.attention_out_bias,
+        scaled=config.scale_attention,
+        d_k=config.d_k,
     )
 
 
@@ -115,7 +126,7 @@ class Stack(GlassformerPreTrainedModel):
         if kind == "sinusoidal":
             self.positions = SinusoidalPositionEncoding(config.d_model)
         elif kind == "learned":
-            self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings)
+            self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings, config.position_offset)
         self.rotary_emb = RotaryPositionEncoding(config) if kind == "rope" else None
         self.position_bias: nn.Module | None = None
         if kind == "alibi":
@@ -132,7 +143,7 @@ class Stack(GlassformerPreTrainedModel):
         self.dropout = Dropout(config.dropout)
         self.layer_drop = LayerDrop(config.layer_drop)
         # Pre-norm layers hand on an unnormalised sum: it is normalised once, at the end.
-        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.norm = make_norm(config) if config.norm_position != "post" else nn.Identity()
         self.gradient_checkpointing = False
 
     def init_parallel_plans(self) -> None:

@@ -28,6 +28,11 @@ VARIANTS = {
     },
     "none": {"position_encoding": "none"},
     "window": {"attention_window": 3, "position_encoding": "rope"},
+    "borrowed": {  # choices that other people's models have made
+        "norm": "rmsnorm1p", "norm_position": "parallel", "head_width": 10, "attention_out_bias": False, "scale_attention": False,
+        "position_encoding": "learned", "position_offset": 2, "num_token_types": 2, "output_transform": "scale",
+        "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
+    },
     "window-alibi": {"attention_window": 3, "position_encoding": "alibi"},
 }  # fmt: skip
 LANGUAGE_MODELS = {

@@ -432,6 +432,15 @@ def test_checks_of_values_are_left_out_of_a_compiled_graph(shape):
         torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
 
 
+def test_token_types_that_do_not_fit_are_refused():
+    model = tiny_language_model("encoder", num_token_types=2)
+    call(model, input_ids=ids(B, S), token_type_ids=torch.ones(B, S, dtype=torch.long))
+    with refused("token_type_ids", [B, S + 1], [B, S]):
+        call(model, input_ids=ids(B, S), token_type_ids=torch.zeros(B, S + 1, dtype=torch.long))
+    with refused("Token types go from 0 to 2", "there are 2"):
+        call(model, input_ids=ids(B, S), token_type_ids=torch.arange(S).clamp(max=2).expand(B, S))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_positions_of_another_length_or_batch_are_refused(shape):
     model = tiny_language_model(shape)

@@ -35,6 +35,8 @@ CHANGED = {
     "embedding_tying": "target-output", "logit_softcap": 30.0, "pooling": "last", "dropout": 0.2, "attention_dropout": 0.3,
     "activation_dropout": 0.4, "token_dropout": 0.35, "layer_drop": 0.05, "label_smoothing": 0.15,
     "pad_token_id": 5, "bos_token_id": 6,
+    "head_width": 12, "attention_out_bias": True, "scale_attention": False, "position_offset": 2, "num_token_types": 3,
+    "output_transform": "dense", "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
     "eos_token_id": [7, 8], "unk_token_id": 9, "mask_token_id": 10, "decoder_start_token_id": 11, "use_cache": False,
 }  # fmt: skip
 ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -119,7 +121,7 @@ HUGGING_FACE_NAMES = {
     "intermediate_size": "d_ff", "encoder_layers": "num_encoder_layers", "decoder_layers": "num_decoder_layers",
     "hidden_act": "activation", "layer_norm_eps": "norm_eps", "rms_norm_eps": "norm_eps", "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout", "layerdrop": "layer_drop", "sliding_window": "attention_window",
-    "final_logit_softcapping": "logit_softcap",
+    "final_logit_softcapping": "logit_softcap", "type_vocab_size": "num_token_types",
 }  # fmt: skip
 
 
@@ -375,6 +377,7 @@ MISTAKES = {
     "half-a-pair": ({"partial_rotary_factor": 0.05, **ROPE_POSITIONS}, ["partial_rotary_factor=0.05", "64 wide", "even"]),
     "more-than-all": ({"partial_rotary_factor": 1.5, **ROPE_POSITIONS}, ["partial_rotary_factor=1.5", "(0, 1]"]),
     "generation-parameter": ({"num_beams": 4}, ["num_beams"]),
+    "negative-offset": ({"position_offset": -1}, ["position_offset=-1", "negative"]),
     "window-of-one": ({"attention_window": 1}, ["attention_window=1", "at least 2"]),
     "first-token-of-decoder": ({"num_encoder_layers": 0, "pooling": "first"}, ['pooling="first"', '"last"', '"mean"']),
     "typo": ({"d_modle": 64}, ["'d_modle'", "did you mean d_model?"]),

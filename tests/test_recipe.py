@@ -246,7 +246,7 @@ def test_wrong_types_and_choices_are_refused_with_the_key(refused, override):
         ("model.hidden_size=wide", "model: d_model='wide' is of type str"),
         ("model.d_model=30", "model: d_model=30 is not divisible by num_heads=8"),
         ("model.dropout=1", "model: dropout=1 is not a probability"),
-        ("model.norm=batchnorm", "model: norm='batchnorm' is unknown: choose one of layernorm, rmsnorm."),
+        ("model.norm=batchnorm", "model: norm='batchnorm' is unknown: choose one of layernorm, rmsnorm, rmsnorm1p."),
         ("model.preset=tinny", "model: There is no preset 'tinny': choose one of"),
         ("model.preset=[tiny]", "model: There is no preset \"['tiny']\": choose one of"),
     ],

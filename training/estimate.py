@@ -133,7 +133,7 @@ class Activations:
                 total += layers * self.batch * length * config.d_model * FLOAT + self.masks(length, memory)
             else:
                 total += layers * self.layer(length, memory)
-            total += self.entry(length) + (self.norm(length) if config.norm_position == "pre" else 0)
+            total += self.entry(length) + (self.norm(length) if config.norm_position != "post" else 0)
         # The encoder's output, which every layer of the decoder reads.
         return total + (0 if target is None else self.batch * source * config.d_model * FLOAT)
 
@@ -225,7 +225,7 @@ class Activations:
 
     def norm(self, length: int) -> int:
         """The input and its statistics; RMSNorm, written out, also the normalised input."""
-        values = 2 * self.config.d_model + 1 if self.config.norm == "rmsnorm" else self.config.d_model + 2
+        values = 2 * self.config.d_model + 1 if self.config.norm != "layernorm" else self.config.d_model + 2
         return self.batch * length * values * FLOAT
 
     def linear_input(self, length: int, readers: int = 1) -> int:

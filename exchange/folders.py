@@ -1,0 +1,55 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Folders that are written whole or not at all, and the tokenizer that travels along."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+from transformers.utils import cached_file
+
+
+TARGET_TOKENIZER = "target_tokenizer"  # where training keeps the second one of a pair
+
+
+@contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """A folder beside `place` that takes its name when all has gone well, and is gone if not."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise FileExistsError(f"{place} exists and is not empty: name another folder, or remove it first.")
+    draft = place.absolute().with_name(f".{place.name}.{os.getpid()}.unfinished")
+    try:
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise OSError(f"{place} cannot be written ({error.strerror}): name another folder.") from error
+    try:
+        yield draft
+        draft.replace(place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (ImportError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"The tokenizer of {source} cannot be loaded: {reason}") from error
+
+
+def copy_tokenizer(source: str | Path, place: Path) -> None:
+    """The tokenizer of a folder or Hub name, if it has one."""
+    has_tokenizer = cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    if has_tokenizer:
+        load_tokenizer(source).save_pretrained(place)
+    if (second := Path(source) / TARGET_TOKENIZER).is_dir():
+        shutil.copytree(second, place / TARGET_TOKENIZER)

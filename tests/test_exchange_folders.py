@@ -1,0 +1,335 @@
+"""From folder to folder: what travels along, what is refused, that nothing is left half done, and who can load the result."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from models import tiny_config, tiny_language_model
+from native_models import batch_for, native_model, outputs_of
+from processes import run_python
+from safetensors.torch import load_file, save_file
+from test_cli import call
+from test_exchange import same_weights
+from tokenizer import word_tokenizer
+from tokenizers import Tokenizer, models
+
+import glassformer
+from glassformer.exchange.convert import export_folder, import_folder, to_native, to_ours
+from glassformer.exchange.families import FAMILIES
+
+
+@pytest.fixture
+def said(capsys):
+    """Call a command -> the sentence that it ends with; it must end badly and leave no new file behind."""
+
+    def said(folder: Path, *arguments) -> str:
+        before = sorted(folder.rglob("*"))
+        assert call(*arguments) == 1
+        assert sorted(folder.rglob("*")) == before
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("glassformer: ") and "Traceback" not in error
+        return error
+
+    return said
+
+
+def save(model, folder: Path, **options) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+# What travels
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-sequences", "marian", "t5-v1.1"])
+def test_there_and_back_on_the_command_line(name, tmp_path, capsys):
+    native = native_model(name)
+    if native.can_generate():
+        native.generation_config.update(num_beams=3, max_new_tokens=7, length_penalty=0.6)
+    theirs = save(native, tmp_path / "theirs", max_shard_size="4KB")
+    assert len(list(theirs.glob("*.safetensors"))) > 1
+    word_tokenizer().save_pretrained(theirs)
+
+    assert call("import", theirs, tmp_path / "ours") == 0
+    assert call("export", tmp_path / "ours", "--to", native.config.model_type, tmp_path / "back") == 0
+    assert f"{tmp_path / 'back'}: {type(native).__name__}" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "ours", "theirs"]
+
+    ours = transformers.AutoModel.from_pretrained(tmp_path / "ours")
+    assert type(ours).__name__ == "GlassformerModel"
+    back = type(native).from_pretrained(tmp_path / "back")
+    same_weights(native, back)
+    for folder in ("ours", "back"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert tokenizer("the lamp breaks").input_ids == word_tokenizer()("the lamp breaks").input_ids
+    if native.can_generate():
+        for folder in ("ours", "back"):
+            settings = transformers.GenerationConfig.from_pretrained(tmp_path / folder)
+            assert (settings.num_beams, settings.max_new_tokens, settings.length_penalty) == (3, 7, 0.6)
+    else:
+        assert back.config.id2label == native.config.id2label
+    assert not list((tmp_path / "back").glob("*.py")) and "auto_map" not in back.config.to_dict()
+
+
+def test_the_second_tokenizer_of_a_pair_travels_too(tmp_path):
+    folder = save(glassformer.from_hf(native_model("marian")), tmp_path / "ours")
+    word_tokenizer().save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder / "target_tokenizer")
+    export_folder(folder, "marian", tmp_path / "native")
+    assert (tmp_path / "native" / "target_tokenizer" / "tokenizer.json").exists()
+
+
+def test_another_head_can_be_asked_for(tmp_path):
+    theirs = save(native_model("gpt2"), tmp_path / "theirs")
+    model = import_folder(theirs, tmp_path / "ours", head="model")
+    assert type(model).__name__ == "GlassformerModel"
+
+
+PLAIN_LOADING = """
+import json, sys
+from pathlib import Path
+
+class Absent:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] == "glassformer":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Absent())
+import torch, transformers
+from safetensors.torch import load_file, save_file
+
+for folder, auto_class in json.loads(sys.argv[1]).items():
+    folder = Path(folder)
+    model = getattr(transformers, auto_class).from_pretrained(folder)
+    assert not type(model).__module__.startswith("transformers_modules")
+    with torch.no_grad():
+        save_file({"logits": model(**load_file(folder / "batch")).logits.contiguous()}, folder / "answer")
+"""
+
+
+def test_an_export_loads_where_our_code_is_absent(tmp_path):
+    expected, classes = {}, {}
+    for name in ("gpt2", "bert", "marian", "t5"):
+        model, folder = glassformer.from_hf(native_model(name)), tmp_path / name
+        export_folder(save(model, tmp_path / f"{name}-ours"), name, folder)
+        batch = batch_for(native_model(name))
+        save_file(batch, folder / "batch")
+        expected[folder] = outputs_of(model, batch)[0]
+        classes[str(folder)] = {"bert": "AutoModelForMaskedLM", "gpt2": "AutoModelForCausalLM"}.get(name, "AutoModelForSeq2SeqLM")
+    run_python(PLAIN_LOADING, tmp_path, [json.dumps(classes)])
+    for folder, logits in expected.items():
+        answer, batch = load_file(folder / "answer")["logits"], load_file(folder / "batch")
+        if "decoder_input_ids" not in batch:
+            answer = answer[batch["attention_mask"].bool()]
+        torch.testing.assert_close(answer, logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("convert", ["import", "export"])
+def test_every_tensor_is_let_go_when_it_has_been_converted(convert):
+    native = native_model("gpt2")
+    ours = glassformer.from_hf(native)
+    source = native if convert == "import" else ours
+    result = to_ours(native, release=True) if convert == "import" else to_native(ours, FAMILIES["gpt2"], release=True)
+    assert all(weight.is_meta for weight in source.parameters())
+    assert not any(weight.is_meta for weight in result.parameters())
+
+
+def test_models_in_memory_share_nothing():
+    native = native_model("llama-tied")
+    ours = glassformer.from_hf(native)
+    back = glassformer.to_hf(ours)
+    places = [{weight.data_ptr() for weight in model.parameters()} for model in (native, ours, back)]
+    assert not places[0] & places[1] and not places[1] & places[2]
+
+
+def test_the_dtype_stays():
+    native = native_model("bert").to(torch.bfloat16)
+    ours = glassformer.from_hf(native)
+    assert ours.dtype == ours.config.dtype == torch.bfloat16
+    same_weights(glassformer.to_hf(ours), native)
+
+
+# What is refused
+
+
+def test_an_export_that_does_not_fit_is_refused_with_every_reason(tmp_path, said):
+    folder = save(tiny_language_model("decoder", qk_norm=True, num_kv_heads=2), tmp_path / "ours")
+    error = said(tmp_path, "export", folder, "--to", "gpt2", tmp_path / "out")
+    for reason in (
+        "qk_norm=True, needs False", "num_kv_heads=2, needs 4", "position_encoding=sinusoidal, needs learned",
+        "scale_embedding=True, needs False",
+    ):  # fmt: skip
+        assert reason in error
+    assert "d_model" not in error and "dropout" not in error
+    assert "shape=decoder, needs encoder" in said(tmp_path, "export", folder, "--to", "bert", tmp_path / "out")
+
+
+def test_without_a_target_export_says_what_fits(tmp_path, capsys):
+    folder = save(glassformer.from_hf(native_model("llama")), tmp_path / "ours")
+    assert call("export", folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["llama", "fits", "LlamaForCausalLM"]
+    assert {line.split()[0] for line in lines if not line.startswith(" ")} == set(FAMILIES)
+    start = next(i for i, line in enumerate(lines) if line.startswith("qwen3"))
+    assert lines[start].split(maxsplit=2) == ["qwen3", "no", "qk_norm=False, needs True"]
+
+
+IMPORTS = {
+    "inverse-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True, needs False"),
+    "two-widths": ("bart", {"decoder_ffn_dim": 56}, "encoder_ffn_dim=40 and decoder_ffn_dim=56 differ, but d_ff is one"),
+    "two-kinds-of-layers": (
+        "qwen2", {"use_sliding_window": True, "max_window_layers": 1},
+        "layer_types are full_attention and sliding_attention, needs one of them",
+    ),
+    "decoder-bert": ("bert", {"is_decoder": True}, "is_decoder=True, needs False"),
+    "activation-of-a-head": ("roberta", {"hidden_act": "relu"}, "hidden_act=relu, needs gelu in RobertaForMaskedLM"),
+    "two-vocabularies": (
+        "marian", {"decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False},
+        "vocab_size=31 and decoder_vocab_size=40 differ",
+    ),
+    "half-shared": ("marian", {"tie_word_embeddings": False}, "share_encoder_decoder_embeddings=True with tie_word"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "reason"), IMPORTS.values(), ids=IMPORTS)
+def test_an_import_that_does_not_fit_is_refused_with_the_reason(name, options, reason, tmp_path, said):
+    native = native_model(name, **options)
+    with pytest.raises(ValueError, match=f"This {name} does not fit glassformer"):
+        glassformer.from_hf(native)
+    assert reason in said(tmp_path, "import", save(native, tmp_path / "theirs"), tmp_path / "out")
+
+
+def test_a_head_that_we_do_not_have_is_refused(tmp_path, said):
+    config = native_model("gpt2").config
+    theirs = save(transformers.GPT2DoubleHeadsModel(config), tmp_path / "theirs")
+    error = said(tmp_path, "import", theirs, tmp_path / "out")
+    assert "GPT2DoubleHeadsModel" in error and "causal-lm (GPT2LMHeadModel)" in error
+    assert "has no head 'poetry'" in said(tmp_path, "import", theirs, tmp_path / "out", "--head", "poetry")
+    bare = save(native_model("bert-bare"), tmp_path / "bare")
+    error = said(tmp_path, "import", bare, tmp_path / "out", "--head", "masked-lm")
+    assert "has no weights for" in error and "cls.predictions.transform.dense.weight" in error
+    with pytest.raises(ValueError, match="has a head already"):
+        glassformer.from_hf(native_model("gpt2"), head="model")
+
+
+def test_weights_that_cannot_be_read_are_refused(tmp_path, said):
+    theirs = save(native_model("gpt2"), tmp_path / "theirs")
+    (theirs / "model.safetensors").write_bytes(b"nothing")
+    assert "The weights of" in said(tmp_path, "import", theirs, tmp_path / "out")
+    (theirs / "model.safetensors").unlink()
+    assert "cannot be read" in said(tmp_path, "import", theirs, tmp_path / "out")
+    ours = glassformer.from_hf(native_model("gpt2"))
+    (save(ours, tmp_path / "ours") / "model.safetensors").unlink()
+    assert "cannot be read" in said(tmp_path, "export", tmp_path / "ours", "--to", "gpt2", tmp_path / "out")
+    with pytest.raises(ValueError, match="not in eight bits"):
+        glassformer.to_hf(glassformer.quantize_int8(ours), to="gpt2")
+    with pytest.raises(ValueError, match="is no glassformer"):
+        glassformer.to_hf(native_model("gpt2"), to="gpt2")
+
+
+def test_two_matrices_that_should_be_one_are_refused():
+    native = native_model("gpt2")
+    native.lm_head.weight = torch.nn.Parameter(torch.randn_like(native.lm_head.weight))
+    with pytest.raises(ValueError, match=r"lm_head\.weight and transformer\.wte\.weight are one matrix by the config, but two"):
+        glassformer.from_hf(native)
+
+
+def test_weights_without_a_place_are_refused():
+    native = native_model("gpt2")
+    native.transformer.h[0].extra = torch.nn.Linear(2, 2)
+    with pytest.raises(
+        ValueError, match=r"there is no place for: transformer\.h\.0\.extra\.bias, transformer\.h\.0\.extra\.weight"
+    ):
+        glassformer.from_hf(native)
+
+
+def test_other_architectures_and_other_folders_are_refused(tmp_path, said):
+    ours = save(tiny_language_model(), tmp_path / "ours")
+    opt = transformers.OPTConfig(hidden_size=8, num_attention_heads=2, ffn_dim=8, num_hidden_layers=1, word_embed_proj_dim=8)
+    opt.save_pretrained(tmp_path / "opt")
+    out = tmp_path / "out"
+    assert "no way from 'opt'" in said(tmp_path, "import", tmp_path / "opt", out)
+    assert "holds a glassformer already" in said(tmp_path, "import", ours, out)
+    assert "is no model that transformers knows" in said(tmp_path, "import", tmp_path / "nothing", out)
+    assert "There is no architecture 'gpt5'" in said(tmp_path, "export", ours, "--to", "gpt5", out)
+    assert "`glassformer import` makes" in said(tmp_path, "export", tmp_path / "opt", "--to", "gpt2", out)
+    assert "holds no model" in said(tmp_path, "export", tmp_path / "nothing", "--to", "gpt2", out)
+    assert "There is no folder to write to" in said(tmp_path, "export", ours, "--to", "gpt2")
+    assert "name an architecture with --to" in said(tmp_path, "export", ours, out)
+    tiny_config().save_pretrained(tmp_path / "headless")
+    assert "does not say which head" in said(tmp_path, "export", tmp_path / "headless")
+    with pytest.raises(ValueError, match="fits no native architecture"):
+        glassformer.to_hf(tiny_language_model(logit_softcap=3.0))
+
+
+def test_a_folder_with_something_in_it_is_not_touched(tmp_path, said):
+    theirs = save(native_model("gpt2"), tmp_path / "theirs")
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    full.mkdir(), empty.mkdir(), (full / "note").write_text("mine")
+    assert "not empty" in said(tmp_path, "import", theirs, full)
+    assert "not empty" in said(tmp_path, "import", theirs, full / "note")
+    assert "cannot be written" in said(tmp_path, "import", theirs, full / "note" / "out")
+    assert call("import", theirs, empty) == 0 and (empty / "config.json").exists()
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path, said):
+    theirs = save(native_model("gpt2"), tmp_path / "theirs")
+    (theirs / "tokenizer_config.json").write_text("{")
+    assert "The tokenizer of" in said(tmp_path, "import", theirs, tmp_path / "out")
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
+    theirs = save(native_model("gpt2"), tmp_path / "theirs")
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("The disk is full.")
+
+    monkeypatch.setattr("glassformer.exchange.convert.copy_tokenizer", fail)
+    with pytest.raises(RuntimeError, match="disk"):
+        import_folder(theirs, tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+# CTranslate2, which reads native folders
+
+
+def last_is_padding() -> transformers.PreTrainedTokenizerFast:
+    """As Marian's tokenizers are: the last token is padding, from which decoding starts."""
+    words = ["</s>", "<unk>", "the", "lamp", "glass", "window", "light", "pane", "<pad>"]
+    backend = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="<unk>"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "marian"])
+def test_ctranslate2_answers_the_same(name, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs pip install 'glassformer[benchmark]'")
+    tokenizer = last_is_padding() if name == "marian" else word_tokenizer()
+    options = {"vocab_size": len(tokenizer)}
+    if name == "marian":
+        options |= {"pad_token_id": 8, "decoder_start_token_id": 8, "eos_token_id": 0, "bos_token_id": None}
+    native = native_model(name, **options)
+    native.generation_config.forced_eos_token_id = None
+    if name == "marian":  # the start is a zero vector, and is never written
+        with torch.no_grad():
+            native.model.shared.weight[8], native.final_logits_bias[0, 8] = 0.0, -1e9
+    ours = glassformer.from_hf(native)
+    tokenizer.save_pretrained(save(ours, tmp_path / "ours"))
+    export_folder(tmp_path / "ours", name, tmp_path / "native")
+    ctranslate2.converters.TransformersConverter(str(tmp_path / "native")).convert(str(tmp_path / "ct2"))
+
+    ids = [[5, 6, 7, 4], [4, 3, 7]]
+    tokens = [tokenizer.convert_ids_to_tokens(each) for each in ids]
+    settings = {"beam_size": 3, "length_penalty": 1}
+    if native.config.is_encoder_decoder:
+        results = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(tokens, max_decoding_length=8, **settings)
+        answers = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+    else:
+        generator = ctranslate2.Generator(str(tmp_path / "ct2"))
+        results = generator.generate_batch(tokens, max_length=8, include_prompt_in_result=False, **settings)
+        answers = [result.sequences_ids[0] for result in results]
+    for each, answer in zip(ids, answers):
+        written = ours.generate(torch.tensor([each]), num_beams=3, max_new_tokens=8, do_sample=False)[0].tolist()
+        new = written[1:] if native.config.is_encoder_decoder else written[len(each) :]
+        assert answer == [token for token in new if token != native.config.eos_token_id]
