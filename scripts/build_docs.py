@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,16 @@ class BrokenLink(Exception):
 
 def main() -> None:
     assemble(DOCS, BUILD)
-    build = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, capture_output=True, text=True)
+    make_site(ROOT)
+    print(f"Written: {ROOT / 'site' / 'index.html'}")
+
+
+def make_site(root: Path) -> None:
+    """site/ from build/docs, by zensical.toml, all below `root`."""
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    build = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if build.returncode:
         sys.exit(f"zensical did not build the site:\n{build.stdout}{build.stderr}")
-    print(f"Written: {ROOT / 'site' / 'index.html'}")
 
 
 def assemble(docs: Path, build: Path) -> None:
@@ -48,7 +54,7 @@ def assemble(docs: Path, build: Path) -> None:
         name, text = page.relative_to(build).as_posix(), page.read_text(encoding="utf-8")
         check_links(docs, name, text)
         code |= set(linked_code(name, text))
-        page.write_text(outside_fences(text, lambda part, name=name: LINK.sub(lambda link: led_inside(link, name), part)), encoding="utf-8")
+        page.write_text(with_links_inside(name, text), encoding="utf-8")
     for path in code:
         (build / site_path(path)).parent.mkdir(parents=True, exist_ok=True)
         (build / site_path(path)).write_text(code_page(path), encoding="utf-8")
@@ -88,13 +94,15 @@ def headings(markdown: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def outside_fences(markdown: str, change: Callable[[str], str]) -> str:
-    """`change` applied to everything but code."""
+def with_links_inside(page: str, markdown: str) -> str:
+    """The same page, its links led to the site's own pages; code is left alone."""
     changed, end = "", 0
-    for fence in FENCE.finditer(markdown):
-        changed += change(markdown[end : fence.start()]) + fence[0]
-        end = fence.end()
-    return changed + change(markdown[end:])
+    for fence in [*FENCE.finditer(markdown), None]:
+        start = len(markdown) if fence is None else fence.start()
+        changed += LINK.sub(lambda link: led_inside(link, page), markdown[end:start])
+        if fence is not None:
+            changed, end = changed + fence[0], fence.end()
+    return changed
 
 
 def repository_path(page: str, target: str) -> str | None:

@@ -90,7 +90,7 @@ ENCODER = [
     ("TokenEmbedding", "[B, S, D]", YELLOW),
     ("+ SinusoidalPositionEncoding", "[B, S, D]", YELLOW),
     ("self_attn: MultiHeadAttention", "[B, S, D]", BLUE),
-    ("feed_forward: FeedForward", "[B, S, D]", GREEN),
+    ("feed_forward: FeedForward", "", GREEN),
 ]
 DECODER = [
     ("decoder_input_ids", "[B, T]", None),
@@ -103,27 +103,27 @@ DECODER = [
 
 
 def draw_architecture(path: Path) -> None:
-    figure = Figure(figsize=(10, 6.2), layout="constrained")
+    figure = Figure(figsize=(10, 6), layout="constrained")
     axis = figure.subplots()
     axis.axis("off")
-    top = column(axis, 0.0, ENCODER, "EncoderLayer, N times", layer=3)
-    column(axis, 5.6, DECODER, "DecoderLayer, N times", layer=3)
-    box(axis, 5.6, 7.0, "lm_head: OutputProjection, the embeddings again", GREY, "[B, T, V]")
-    axis.annotate("", (5.5, 4.3), (2.1, top), arrowprops={"arrowstyle": "->", "connectionstyle": "angle,angleA=0,angleB=90"})
-    axis.text(3.95, top + 0.55, "memory [B, S, D]", fontsize=9, ha="center")
-    axis.set(xlim=(-0.4, 10.4), ylim=(-0.4, 8.2))
+    column(axis, 0.0, ENCODER, "EncoderLayer, N times")
+    column(axis, 5.6, DECODER, "DecoderLayer, N times")
+    box(axis, 5.6, len(DECODER), "lm_head: OutputProjection, the embeddings again", GREY, "[B, T, V]")
+    axis.plot([2.1, 5.15, 5.15], [5.0, 5.0, 4.3], color="black", linewidth=1)
+    axis.annotate("", (5.6, 4.3), (5.15, 4.3), arrowprops={"arrowstyle": "->", "shrinkA": 0})
+    axis.text(3.6, 5.1, "memory [B, S, D]", fontsize=8, color="dimgrey", ha="center")
+    axis.text(0.0, 6.3, "Every part of a layer is in a residual connection\nwith a norm and dropout.", fontsize=9)
+    axis.set(xlim=(-0.4, 10.4), ylim=(-0.1, 7.2))
     figure.savefig(path, dpi=100)
 
 
-def column(axis: Any, left: float, parts: list[tuple[str, str, str | None]], title: str, layer: int) -> float:
-    """Boxes upwards; those from number `layer` on are framed together -> the height of the last arrow."""
+def column(axis: Any, left: float, parts: list[tuple[str, str, str | None]], title: str) -> None:
+    """Boxes upwards; those of a layer, from the fourth on, are framed together."""
     for height, (text, shape, colour) in enumerate(parts):
         box(axis, left, height, text, colour, shape)
-    count, bottom = len(parts) - layer, layer - 0.12
-    frame = {"fill": False, "linestyle": "--", "edgecolor": "grey"}
-    axis.add_patch(rectangle(left - 0.25, bottom, 4.7, count - 0.12, **frame))
-    axis.text(left + 4.4, bottom + count - 0.1, title + "; every part in a residual connection with a norm", fontsize=7, ha="right", va="bottom")
-    return len(parts) - 0.2
+    top = len(parts) - 0.28
+    axis.add_patch(rectangle(left - 0.25, 2.86, 4.7, top - 2.86, fill=False, linestyle="--", edgecolor="grey"))
+    axis.text(left - 0.2, top + 0.05, title, fontsize=8, va="bottom", color="dimgrey")
 
 
 def box(axis: Any, left: float, height: float, text: str, colour: str | None, shape: str) -> None:
