@@ -62,7 +62,7 @@ docs: $(READY)
 pictures: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
 	$(BIN)/python scripts/pictures.py
-	$(BIN)/jupyter execute --inplace docs/notebooks/*.ipynb
+	cd docs/notebooks && $(abspath $(BIN))/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,9 +1,9 @@
 """docs/ as a site in site/: python scripts/build_docs.py, which is what `make docs` runs.
 
-Pages of docs/ link to the code as files (`../modeling/attention.py`), so that they can be followed where the repository is browsed.
-In the site, each linked file becomes a page, and a link whose text is a name in backquotes leads to the definition of that name.
-Notebooks become pages too. All of it is put together in build/docs, from where zensical makes the site. A link to a page, heading, file or
-name that does not exist is an error.
+Pages of docs/ link to the code as files (`../modeling/attention.py`), so that links can be followed where the repository is
+browsed. In the site, each linked file becomes a page, and a link whose text is a name in backquotes leads to the definition of
+that name. Notebooks become pages too. All of it is put together in build/docs, from where zensical makes the site. A link to a
+page, heading, file or name that does not exist is an error.
 """
 
 import ast

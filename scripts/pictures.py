@@ -1,7 +1,7 @@
 """Draws the pictures of docs/how-it-works.md into docs/pictures: python scripts/pictures.py
 
-All but the drawing of the architecture come from the code that they show: masks, positions and learning rates are computed, and the
-attention is that of a model that the recipe `reverse` trains here, at half its length.
+All but the drawing of the architecture come from the code that they show: masks, positions and learning rates are computed, and
+the attention is that of a model that the recipe `reverse` trains here, for half as long as it says.
 """
 
 import tempfile

@@ -1,7 +1,8 @@
 """Writes docs/reference/ from the code: python scripts/reference.py [--check]
 
-Fields of a config, keys of a recipe and the command line, with the types, defaults and comments that stand in the code itself, so that
-there is one place to write them. With --check nothing is written, and the exit status is 1 if a page is not what the code says.
+Fields of a config, keys of a recipe and the command line, with the types, defaults and comments that stand in the code itself, so
+that there is one place to write them. With --check nothing is written, and the exit status is 1 if a page is not what the code
+says.
 """
 
 import ast
@@ -53,7 +54,7 @@ class Field:
 
 
 def fields_of(kind: Any) -> list[Field]:
-    """Fields in order. A comment behind a field, or on lines of its own right below it, is its meaning; one above a group, a heading."""
+    """Fields in order. A comment behind a field, or on the line right below it, is its meaning; one above a group, a heading."""
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
     comments = {
         token.start[0]: (token.string.lstrip("# "), token.line.strip().startswith("#"))
@@ -82,7 +83,11 @@ def default_of(node: ast.expr | None) -> str:
     """As a person would write it: a factory by what it makes."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
         [factory] = [keyword.value for keyword in node.keywords if keyword.arg == "default_factory"]
-        return unparsed(factory.body) if isinstance(factory, ast.Lambda) else {"dict": "{}", "list": "[]"}.get(ast.unparse(factory), "")
+        return (
+            unparsed(factory.body)
+            if isinstance(factory, ast.Lambda)
+            else {"dict": "{}", "list": "[]"}.get(ast.unparse(factory), "")
+        )
     return "" if node is None else unparsed(node)
 
 
@@ -102,9 +107,9 @@ def coded(text: str) -> str:
 def config_page() -> str:
     page = NOTE + "# Fields of a config\n\n"
     page += (
-        "All fields of [`GlassformerConfig`](../../configuration/configuration_glassformer.py), which is also what stands under `model:` in a "
-        "[recipe](recipe.md), with their defaults; the sizes are those of the paper's base model. What is wrong is refused at "
-        "construction, in one sentence.\n\n"
+        "All fields of [`GlassformerConfig`](../../configuration/configuration_glassformer.py), which is also what "
+        "stands under `model:` in a [recipe](recipe.md), with their defaults; the sizes are those of the paper's base "
+        "model. What is wrong is refused at construction, in one sentence.\n\n"
     )
     fields, names = fields_of(GlassformerConfig), {}
     for other, name in GlassformerConfig.attribute_map.items():
@@ -119,8 +124,8 @@ def config_page() -> str:
         page += f"## {title}\n\n" + (f"{remark}\n\n" if remark else "")
         page += table(("field", "type", "default", "meaning"), rows)
     page += (
-        "With `position_encoding: rope`, `rope_parameters` takes transformers' own (`rope_theta`, `rope_type`, `factor`, ...); with a "
-        "classification head, `num_labels` is the number of classes, or 1 for a number.\n\n"
+        "With `position_encoding: rope`, `rope_parameters` takes transformers' own (`rope_theta`, `rope_type`, `factor`, "
+        "...); with a classification head, `num_labels` is the number of classes, or 1 for a number.\n\n"
     )
     rows = [(coded(name), ", ".join(map(coded, others))) for name, others in names.items()]
     page += "## Other names\n\nNames of transformers that mean the same, to be used instead or beside:\n\n"
@@ -137,13 +142,14 @@ def meaning_of(field: Field) -> str:
 def recipe_page() -> str:
     page = NOTE + "# Keys of a recipe\n\n"
     page += (
-        "A recipe is a YAML file with these keys, read by [`load_recipe`](../../training/recipe.py). Every key can be replaced on the command "
-        "line, with dots: `glassformer train RECIPE training.steps=1000 model.d_model=384`. A key that does not exist is refused, and the "
-        "nearest one is named.\n\n"
+        "A recipe is a YAML file with these keys, read by [`load_recipe`](../../training/recipe.py). Every key can be "
+        "replaced on the command line, with dots: `glassformer train RECIPE training.steps=1000 model.d_model=384`. A "
+        "key that does not exist is refused, and the nearest one is named.\n\n"
     )
     sections = {name: kind for name, kind in typing.get_type_hints(recipe.Recipe).items() if dataclasses.is_dataclass(kind)}
     page += "## At the top\n\n" + recipe_table(recipe.Recipe, leave_out=sections)
-    page += "`model` takes `preset` (see `glassformer presets`), `path` (a folder to start from) and the [fields of a config](config.md).\n\n"
+    page += "`model` takes `preset` (see `glassformer presets`), `path` (a folder to start from) and the "
+    page += "[fields of a config](config.md).\n\n"
     for name, kind in sections.items():
         page += f"## {name}\n\n" + (f"{inspect.cleandoc(kind.__doc__)}\n\n" if name == "reference" else "")
         page += recipe_table(kind)
@@ -157,15 +163,17 @@ def recipe_table(kind: Any, leave_out: typing.Container[str] = ()) -> str:
             is_choice = field.kind.startswith("Literal[")
             values = field.kind.removeprefix("Literal[").replace("]", "").replace('"', "")
             shown = ", ".join(map(coded, values.replace(" | ", ", ").split(", "))) if is_choice else coded(field.kind)
-            rows.append((coded(field.name), shown, coded(field.default.replace('"', "") if is_choice else field.default), field.meaning))
+            rows.append(
+                (coded(field.name), shown, coded(field.default.replace('"', "") if is_choice else field.default), field.meaning)
+            )
     return table(("key", "type or values", "default", "meaning"), rows)
 
 
 def command_line_page() -> str:
     page = NOTE + "# The command line\n\n"
     page += (
-        "`glassformer COMMAND --help` says the same. What a person can mend is told in one sentence and ends with exit status 1, without a "
-        "traceback.\n\n"
+        "`glassformer COMMAND --help` says the same. What a person can mend is told in one sentence and ends with exit "
+        "status 1, without a traceback.\n\n"
     )
     commands: dict[str, Any] = typer.main.get_group(cli.app).commands
     for name, command in commands.items():

@@ -1,15 +1,15 @@
-"""The documentation: links lead somewhere, the reference is what the code says, snippets and notebooks run, and it becomes a site."""
+"""The documentation: links lead somewhere, the reference is what the code says, snippets and notebooks run, a site is made."""
 
 import dataclasses
 import json
 import re
 import runpy
 import shutil
-import tomllib
 import typing
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from glassformer.configuration import GlassformerConfig
 from glassformer.training.recipe import Recipe
@@ -97,7 +97,9 @@ def test_the_reference_is_what_the_code_says(name):
     assert written == reference[name.replace("-", "_") + "_page"](), "stale: run scripts/reference.py"
 
 
-@pytest.mark.parametrize("kind", [GlassformerConfig, Recipe, *(k for k in typing.get_type_hints(Recipe).values() if dataclasses.is_dataclass(k))])
+@pytest.mark.parametrize(
+    "kind", [GlassformerConfig, Recipe, *(k for k in typing.get_type_hints(Recipe).values() if dataclasses.is_dataclass(k))]
+)
 def test_every_field_is_found_with_its_default(kind):
     found = {field.name: field for field in reference["fields_of"](kind)}
     own = {field.name: field for field in dataclasses.fields(kind) if field.name in kind.__annotations__}
@@ -177,4 +179,6 @@ def test_all_of_it_becomes_a_site_without_a_warning(tmp_path):
 
 
 def pages_in(nav) -> list[str]:
-    return [page for entry in nav for value in entry.values() for page in ([value] if isinstance(value, str) else pages_in(value))]
+    return [
+        page for entry in nav for value in entry.values() for page in ([value] if isinstance(value, str) else pages_in(value))
+    ]
