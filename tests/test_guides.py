@@ -1,7 +1,6 @@
 """The guides can be followed: their snippets, recipes and commands run one after the other, as they stand on the page."""
 
 import logging
-import os
 import re
 import shlex
 import subprocess
@@ -38,10 +37,9 @@ def follow(guide: str, overrides: list[str]) -> list[str]:
 
 
 def run(words: list[str]) -> None:
-    """`glassformer` in this process, which has imported everything already; anything else in one of its own."""
-    if words[0] != "glassformer":
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        subprocess.run(words, check=True, env=environment)
+    """`glassformer` in this process, which has imported everything already; `accelerate` in one of its own."""
+    if words[0] == "accelerate":
+        subprocess.run([sys.executable, "-m", "accelerate.commands.accelerate_cli", *words[1:]], check=True)
         return
     with pytest.MonkeyPatch.context() as patch:  # which takes back what `main` sets up
         patch.setattr(sys, "argv", words)
