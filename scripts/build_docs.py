@@ -52,7 +52,7 @@ def assemble(docs: Path, build: Path) -> None:
     code: set[str] = set()
     for page in build.rglob("*.md"):
         name, text = page.relative_to(build).as_posix(), page.read_text(encoding="utf-8")
-        check_links(docs, name, text)
+        check_links(docs, name, text, build)
         code |= set(linked_code(name, text))
         page.write_text(with_links_inside(name, text), encoding="utf-8")
     for path in code:
@@ -68,8 +68,11 @@ def links(markdown: str) -> Iterator[re.Match[str]]:
     yield from LINK.finditer(FENCE.sub("", markdown))
 
 
-def check_links(docs: Path, page: str, markdown: str) -> None:
-    """Of a page of docs/: every file, heading and name is there, and an address elsewhere looks like one."""
+def check_links(docs: Path, page: str, markdown: str, build: Path | None = None) -> None:
+    """Of a page of docs/: every file, heading and name is there, and an address elsewhere looks like one.
+
+    What is made on the way, such as the pictures of notebooks, is in `build`.
+    """
     for link in links(markdown):
         target = link["target"]
         if re.match(r"[a-z]+:", target):
@@ -77,8 +80,9 @@ def check_links(docs: Path, page: str, markdown: str) -> None:
                 raise BrokenLink(f"{page} leads to {target}, which is no address.")
             continue
         path, _, heading = target.partition("#")
-        there = docs / posixpath.dirname(page) / path if path else docs / page
-        if not there.is_file():
+        place = Path(posixpath.dirname(page), path) if path else Path(page)
+        there = next((folder / place for folder in (docs, build or docs) if (folder / place).is_file()), None)
+        if there is None:
             raise BrokenLink(f"{page} leads to {target}, but there is no such file.")
         if heading and there.suffix == ".md":
             text = markdown if not path else there.read_text(encoding="utf-8")

@@ -32,15 +32,13 @@ def snippets(page: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page):
-    text = (DOCS / page).read_text(encoding="utf-8")
-    build["check_links"](DOCS, page, text)
-    assert page in build["UNLISTED"] or page in linked_from(page) or page == "index.md"
+    build["check_links"](DOCS, page, (DOCS / page).read_text(encoding="utf-8"))
 
 
-def linked_from(page: str) -> list[str]:
-    """The page, if the index leads to it."""
+def test_the_index_leads_to_every_page():
     targets = {link["target"] for link in build["links"]((DOCS / "index.md").read_text(encoding="utf-8"))}
-    return [page] if page in targets else []
+    notebooks = {path.relative_to(DOCS).as_posix() for path in NOTEBOOKS}
+    assert (set(PAGES) | notebooks) - targets == {"index.md", *build["UNLISTED"]}
 
 
 def test_links_of_the_readme_lead_somewhere():
@@ -147,7 +145,7 @@ def test_a_notebook_is_small_and_has_its_outputs(path):
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert path.stat().st_size < 400_000
-    assert "/tmp" not in path.read_text(encoding="utf-8") and str(ROOT) not in path.read_text(encoding="utf-8")
+    assert not re.search(r"/tmp/|site-packages", path.read_text(encoding="utf-8"))  # of the machine that has run it
 
 
 @pytest.mark.slow
