@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, BUILD = ROOT / "docs", ROOT / "build" / "docs"
 LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<target>[^()\s]+)\)")
 FENCE = re.compile(r"^ *(```+).*?^ *\1", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`[^`\n]+`")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".ini": "ini", ".cfg": "ini"}
 UNLISTED = ("results/head.md",)  # what scripts/results.py starts its page with
 
@@ -54,7 +55,7 @@ def assemble(docs: Path, build: Path) -> None:
         name, text = page.relative_to(build).as_posix(), page.read_text(encoding="utf-8")
         check_links(docs, name, text, build)
         code |= set(linked_code(name, text))
-        page.write_text(with_links_inside(name, text), encoding="utf-8")
+        page.write_text(for_site(name, text), encoding="utf-8")
     for path in code:
         (build / site_path(path)).parent.mkdir(parents=True, exist_ok=True)
         (build / site_path(path)).write_text(code_page(path), encoding="utf-8")
@@ -98,12 +99,13 @@ def headings(markdown: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def with_links_inside(page: str, markdown: str) -> str:
-    """The same page, its links led to the site's own pages; code is left alone."""
+def for_site(page: str, markdown: str) -> str:
+    """A page as zensical wants it: links lead to the site's own pages, and a bar in code within a table is a bar."""
     changed, end = "", 0
     for fence in [*FENCE.finditer(markdown), None]:
         start = len(markdown) if fence is None else fence.start()
-        changed += LINK.sub(lambda link: led_inside(link, page), markdown[end:start])
+        text = LINK.sub(lambda link: led_inside(link, page), markdown[end:start])
+        changed += CODE.sub(lambda code: code[0].replace("\\|", "|"), text)
         if fence is not None:
             changed, end = changed + fence[0], fence.end()
     return changed

@@ -71,12 +71,13 @@ def test_a_link_that_leads_nowhere_is_told(link):
         ("[the file](../modeling/stack.py)", "[the file](code/modeling/stack.py.md)"),
         ("[n](notebooks/encoder.ipynb)", "[n](notebooks/encoder.md)"),
         ("[s](scale.md#will-it-fit)", "[s](scale.md#will-it-fit)"),
+        ("`int \\| None` \\| `a`", "`int | None` \\| `a`"),
         ("```\n[s](../modeling/stack.py)\n```", "```\n[s](../modeling/stack.py)\n```"),
     ],
 )
 def test_links_to_code_lead_to_pages_of_the_site(link, inside):
     build["check_links"](DOCS, "index.md", link)
-    assert build["with_links_inside"]("index.md", link) == inside
+    assert build["for_site"]("index.md", link) == inside
 
 
 def test_a_page_of_code_holds_every_line_once():

@@ -29,7 +29,7 @@ def follow(guide: str, overrides: list[str]) -> list[str]:
         elif kind == "yaml":
             Path(re.match(r"# (\S+)\n", block)[1]).write_text(block, encoding="utf-8")
         else:
-            for command in block.splitlines():
+            for command in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(command)
                 run([*words, *overrides] if words[1] == "train" and "--dry-run" not in words else words)
                 commands.append(command)
