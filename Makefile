@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := modeling configuration training analysis benchmarks exchange hub_card scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance test-lens benchmark results results-smoke clean
+.PHONY: quickstart test coverage test-slow check format conformance test-lens benchmark results results-smoke docs pictures clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -58,6 +58,18 @@ results: $(READY)
 results-smoke: $(READY)
 	$(BIN)/python scripts/results.py --smoke
 
+# docs/ as a site, in site/; a link that leads nowhere is an error
+docs: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/build_docs.py
+
+# The pictures of docs/how-it-works.md again, and the outputs of the notebooks
+pictures: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	$(BIN)/python scripts/pictures.py
+	cd docs/notebooks && $(abspath $(BIN))/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
+
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
@@ -67,4 +79,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage

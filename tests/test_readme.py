@@ -44,7 +44,10 @@ def test_the_file_tree_names_every_file():
         for path in (ROOT / folder).glob("*.py"):
             assert path.name in tree or path.name == "__init__.py"
     tracked = {
-        part for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*") for part in (path.name, path.parent.name)
+        part
+        for folder in (*FOLDERS, "tests", "docs")
+        for path in (ROOT / folder).rglob("*")
+        for part in (path.name, path.parent.name)
     }
     for name in re.findall(r"^ *([\w/]+(?:\.py|/)) ", tree, re.MULTILINE):
         assert name.rstrip("/") in tracked, name
