@@ -14,6 +14,7 @@ from recipes import keep_caches_in
 from glassformer import cli
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:The texts support")
 ROOT = Path(__file__).parents[1]
 GUIDES = {path.stem: path for path in (ROOT / "docs" / "guides").glob("*.md")}
 BLOCK = re.compile(r"^```(python|yaml|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
