@@ -34,15 +34,15 @@ from .pretrained import GlassformerPreTrainedModel
 Map = Callable[[Tensor], Tensor]
 
 
-# x is what the sub-layers before have made of `start`, the input of the layer.
+# x is what the sub-layers before have made of `start`, the input of the layer, which only the last of these looks at.
 
 
-def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
+def pre_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor | None = None) -> Tensor:
     """x + sublayer(norm(x)): the residual path is never normalised, so deep stacks train without warm-up tricks."""
     return x + dropout(sublayer(norm(x)))
 
 
-def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor) -> Tensor:
+def post_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tensor | None = None) -> Tensor:
     """norm(x + sublayer(x)), as in the paper."""
     return norm(x + dropout(sublayer(x)))
 
