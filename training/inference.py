@@ -44,6 +44,12 @@ class Trained:
         predictions = predict_rows(self.model, self.objective, rows, options, self.recipe.evaluation.tokens)
         return [self.objective.readable(prediction) for prediction in predictions]
 
+    def probabilities(self, rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+        """Of a classifier: how likely each class is, or each label by itself where a text may have several."""
+        logits = self.objective.logits(self.model, self.objective.prompts(rows))  # [B, C]
+        likely = logits.sigmoid() if self.objective.kind == "multi_label_classification" else logits.softmax(-1)
+        return [dict(zip(self.objective.labels, row)) for row in likely.tolist()]
+
     def evaluate(self, source: str | None = None, split: str = "test") -> dict[str, Any]:
         """The recipe's metrics on a split of the recipe's data, or on another source."""
         if source is None and self.recipe.data.source == NO_DATA:
