@@ -45,7 +45,7 @@ LABELS = {"text_pair": "Second text, if the model compares two", "question": "Qu
 TASKS = {
     "GlassformerForConditionalGeneration": "It reads a text and writes another.",
     "GlassformerForCausalLM": "It continues a text.",
-    "GlassformerForMaskedLM": "It fills in the words that are hidden behind {mask}.",
+    "GlassformerForMaskedLM": "It fills in the words that are hidden behind `{mask}`.",
     "GlassformerForSequenceClassification": "It judges a text.",
     "GlassformerForTokenClassification": "It gives every word a label.",
     "GlassformerForQuestionAnswering": "It finds the answer to a question in a text.",
@@ -53,13 +53,13 @@ TASKS = {
 STYLE = "#inside iframe { width: 100%; height: max(640px, 88vh); border: 1px solid var(--border-color-primary); }"
 
 
-def build_demo(model: str | Path) -> gr.Blocks:
+def build_demo(model: str | Path, title: str | None = None) -> gr.Blocks:
     """The page of a saved model: a folder, or a name on the Hub."""
     trained = load_trained(find_folder(model))
-    name, examples = Path(model).resolve().name, examples_of(trained)
+    title, examples = title or Path(model).resolve().name, examples_of(trained)
     task = TASKS[trained.objective.head].format(mask=trained.objective.tokenizer.mask_token)
-    with gr.Blocks(title=f"{name}, glassformer", analytics_enabled=False) as demo:
-        gr.Markdown(f"# {name}\n{task} {type(trained.model).__name__}, {trained.model.num_parameters():,} parameters.")
+    with gr.Blocks(title=title, analytics_enabled=False) as demo:
+        gr.Markdown(f"# {title}\n{task} {type(trained.model).__name__}, {trained.model.num_parameters():,} parameters.")
         with gr.Tab("Use"):
             add_use(trained, examples)
         with gr.Tab("Look inside"):
@@ -70,7 +70,7 @@ def build_demo(model: str | Path) -> gr.Blocks:
 def launch(demo: gr.Blocks, **options: Any) -> None:
     """Serve the page until somebody stops it."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none that are fetched
-    theme = gr.themes.Default(**fonts)
+    theme = gr.themes.Default(primary_hue="blue", **fonts)
     demo.launch(theme=theme, css=STYLE, footer_links=[], ssr_mode=False, **options)
 
 
@@ -156,7 +156,7 @@ def add_inside(trained: Trained, examples: list[str]) -> None:
 
 def add_text(label: str, longest: int, examples: list[str] | None = None) -> gr.Textbox:
     first = examples[0] if examples else None
-    return gr.Textbox(first, label=label, max_length=longest, lines=2, max_lines=12, submit_btn=False)
+    return gr.Textbox(first, label=label, max_length=longest, lines=2, max_lines=12)
 
 
 def add_examples(examples: list[str], text: gr.Textbox) -> None:
@@ -181,7 +181,8 @@ def usual_length(trained: Trained) -> int:
 def answer_component(trained: Trained) -> Any:
     objective = trained.objective
     if isinstance(objective, SequenceClassification) and objective.labels:
-        return gr.Label(label="Answer", num_top_classes=10, elem_id="answer")
+        has_one = objective.kind != "multi_label_classification"
+        return gr.Label(label="Answer", num_top_classes=10, show_heading=has_one, elem_id="answer")
     if isinstance(objective, TokenClassification):
         return gr.HighlightedText(label="Answer", elem_id="answer", show_legend=True)
     return gr.Textbox(label="Answer", lines=2, max_lines=30, interactive=False, elem_id="answer", buttons=["copy"])
@@ -231,6 +232,6 @@ def told(function: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             if not is_for_people(error):
                 raise
-            raise gr.Error(html.escape(str(error)), title="", print_exception=False) from error
+            raise gr.Error(html.escape(str(error)), print_exception=False) from error
 
     return run

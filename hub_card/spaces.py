@@ -26,6 +26,7 @@ from .demo import BUILTIN, find_folder
 
 
 PARTS = ("", ".analysis", ".configuration", ".hub_card", ".training")  # of the package, that the demo needs
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "benchmarks")
 TEMPLATE = Path(__file__).parent / "space"
 
 
@@ -35,17 +36,19 @@ def write_space(model: str | Path, output: Path) -> Path:
         raise ValueError(f"{output} is there already: remove it, or choose another name.")
     trained = load_trained(find_folder(model))  # which says what is wrong with a folder before anything is written
     unfinished = output.with_name(output.name + ".part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(TEMPLATE, unfinished, ignore=shutil.ignore_patterns("__pycache__"))
-    copy_package(unfinished)
-    card = SpaceCard.load(unfinished / "README.md")
-    card.data.title, card.data.sdk_version = f"{Path(model).resolve().name}, glassformer"[:80], version("gradio")
-    if Path(model).is_dir():
-        copy_model(trained, unfinished / "model")
-    else:
-        card.data.models = [str(model)]
-    card.save(unfinished / "README.md")
-    os.replace(unfinished, output)
+    try:
+        shutil.copytree(TEMPLATE, unfinished, ignore=NOT_COPIED, dirs_exist_ok=True)
+        copy_package(unfinished)
+        card = SpaceCard.load(unfinished / "README.md")
+        card.data.title, card.data.sdk_version = Path(model).resolve().name, version("gradio")
+        if Path(model).is_dir():
+            copy_model(trained, unfinished / "model")
+        else:
+            card.data.models = [str(model)]
+        card.save(unfinished / "README.md")
+        os.replace(unfinished, output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     return output
 
 
@@ -53,7 +56,7 @@ def copy_package(folder: Path) -> None:
     for part in PARTS:
         [source] = importlib.import_module(f"glassformer{part}").__path__
         target = folder / "glassformer" / part.lstrip(".")
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"), dirs_exist_ok=True)
+        shutil.copytree(source, target, ignore=NOT_COPIED, dirs_exist_ok=True)
 
 
 def copy_model(trained: Trained, folder: Path) -> None:

@@ -16,8 +16,9 @@ from glassformer.hub_card.demo import build_demo, launch
 
 
 here = Path(__file__).parent
-named = SpaceCard.load(here / "README.md").data.models
-demo = build_demo(os.environ.get("GLASSFORMER_MODEL") or (named[0] if named else here / "model"))
+card = SpaceCard.load(here / "README.md").data
+model = os.environ.get("GLASSFORMER_MODEL") or (card.models[0] if card.models else here / "model")
+demo = build_demo(model, card.title)
 
 if __name__ == "__main__":
     launch(demo)
