@@ -111,6 +111,11 @@ def test_mistakes_are_told_in_a_sentence(runs):
             ask(blocks, name, *values)
 
 
+def test_only_classes_have_probabilities(runs):
+    with pytest.raises(ValueError, match="does not choose between classes"):
+        load_trained(runs("copy")).probabilities([{"source": "abc"}])
+
+
 @needs_gradio
 def test_nothing_answers_while_a_head_is_switched_off(runs):
     from glassformer.hub_card.demo import build_demo
