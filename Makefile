@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := modeling configuration training analysis benchmarks exchange hub_card scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance test-lens benchmark results results-smoke docs pictures clean
+.PHONY: quickstart test coverage test-slow check format conformance test-lens test-pages benchmark results results-smoke docs pictures clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -43,6 +43,11 @@ conformance: $(READY)
 test-lens: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[lens]"
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_adapters.py
+
+# The pages of `explain` and `demo`, in Debian's chromium where it is installed
+test-pages: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[browser,demo]"
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_explain_page.py tests/test_demo.py
 
 # Our models and those of other libraries in turns; e.g. make benchmark WHAT="train --quick"
 benchmark: $(READY)

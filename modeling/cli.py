@@ -258,6 +258,26 @@ def confirmed(question: str) -> bool:
 
 
 @app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="A folder that training has made, or a name on the Hub.", metavar="FOLDER")],
+    port: Annotated[int | None, typer.Option(help="The first free one from 7860 on if not given.", min=1, max=65535)] = None,
+    share: Annotated[bool, typer.Option("--share", help="With a public address, through a server of Gradio.")] = False,
+    space: Annotated[Path | None, typer.Option(help="Write a folder to push as a Space, and serve nothing.")] = None,
+) -> None:
+    """Use a model and look inside it on a page in the browser, on this machine or as a Space."""
+    from glassformer.hub_card.demo import build_demo, serve
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    if space is None:
+        serve(build_demo(folder), port, share)
+    else:
+        from glassformer.hub_card.spaces import write_space
+
+        print(f"{write_space(folder, space)} is a Space: hf upload USER/NAME {space} . --repo-type space")
+
+
+@app.command()
 def tokenizer(
     recipe: RecipeName,
     output: Annotated[Path, typer.Argument(help="The folder to write to.")],

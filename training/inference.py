@@ -22,7 +22,7 @@ import glassformer
 
 from .data import DataError, encode_rows, load_split
 from .evaluation import evaluate_model, predict_rows
-from .objectives import OBJECTIVES, Objective
+from .objectives import OBJECTIVES, Objective, SequenceClassification
 from .recipe import Recipe, RecipeError, apply_override, parse_recipe
 from .task import ENDLESS, data_of, fitting, load_tokenizer, max_length, set_numbering
 
@@ -43,6 +43,15 @@ class Trained:
         options = {name: value for name, value in generation.items() if value is not None}
         predictions = predict_rows(self.model, self.objective, rows, options, self.recipe.evaluation.tokens)
         return [self.objective.readable(prediction) for prediction in predictions]
+
+    def probabilities(self, rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+        """Of a classifier: how likely each class is, or each label by itself where a text may have several."""
+        objective = self.objective
+        if not isinstance(objective, SequenceClassification) or not objective.labels:
+            raise ValueError("This model does not choose between classes, so there are no probabilities of them: use predict.")
+        logits = objective.logits(self.model, objective.prompts(rows))  # [B, C]
+        likely = logits.sigmoid() if objective.kind == "multi_label_classification" else logits.softmax(-1)
+        return [dict(zip(objective.labels, row)) for row in likely.tolist()]
 
     def evaluate(self, source: str | None = None, split: str = "test") -> dict[str, Any]:
         """The recipe's metrics on a split of the recipe's data, or on another source."""
