@@ -192,7 +192,7 @@ class Desk:
         if longest > self.limits.max_characters:
             raise HTTPException(413, f"An input has {longest} characters, more than {self.limits.max_characters}: shorten it.")
         tokenizer = self.trained.objective.target_tokenizer
-        job = Job(rows, self.options(asked), Stream(tokenizer, skip_special_tokens=True) if stream else None)
+        job = Job(rows, self.options(asked), Stream(tokenizer) if stream else None)
         try:
             self.batcher.submit(job)
         except Busy as error:

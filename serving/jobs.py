@@ -12,19 +12,39 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import AsyncTextIteratorStreamer
+from torch import Tensor
+from transformers import AsyncTextIteratorStreamer, PreTrainedTokenizerBase
+
+
+INCOMPLETE = "\ufffd"  # what the bytes of half a character are decoded to
 
 
 class Stream(AsyncTextIteratorStreamer):
-    """Text as it is written. After its end, `error` is what ended it too early, if anything did."""
+    """Text as it is written. After its end, `error` is what ended it too early, if anything did.
 
-    error: Exception | None = None
-    has_ended = False
+    transformers' streamer waits for the end of a word, which a model that writes characters may never reach; here a piece goes
+    out as soon as it is certain.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        super().__init__(tokenizer, skip_special_tokens=True)
+        self.sent = ""
+        self.has_ended = False
+        self.error: Exception | None = None
+
+    def put(self, value: Tensor) -> None:
+        """Tokens [T]"""
+        self.token_cache += value.tolist()
+        text = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
+        if text.startswith(self.sent) and not text.endswith(INCOMPLETE):
+            self.on_finalized_text(text[len(self.sent) :])
+            self.sent = text
 
     def end(self) -> None:
         if not self.has_ended:
             self.has_ended = True
-            super().end()
+            text = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
+            self.on_finalized_text(text[len(self.sent) :], stream_end=True)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from recipes import keep_caches_in, task_recipe
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from glassformer.training import report
 from glassformer.training.inference import load_trained
@@ -26,7 +29,7 @@ from fastapi.testclient import TestClient  # noqa: E402
 
 from glassformer.serving.app import Limits, make_app  # noqa: E402
 from glassformer.serving.batching import Batcher, Busy  # noqa: E402
-from glassformer.serving.jobs import Job  # noqa: E402
+from glassformer.serving.jobs import Job, Stream  # noqa: E402
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:The texts support")
@@ -216,6 +219,27 @@ def test_streams_that_share_a_batch_are_what_the_model_writes_for_each_alone(ser
     assert "glassformer_batch_rows_count 1.0" in client.get("/metrics").text
 
 
+def test_a_stream_shows_each_character_once_it_is_whole():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<end>")
+
+    async def pieces_of(text: str) -> list[str]:
+        stream = Stream(tokenizer)
+        for token in tokenizer(text).input_ids:
+            stream.put(torch.tensor([token]))
+        stream.end()
+        return [piece async for piece in stream if piece]
+
+    assert asyncio.run(pieces_of("né\n 光")) == ["n", "é", "\n", " ", "光"]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: number for number, token in enumerate([*alphabet, "<end>"])}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return backend
+
+
 # What is refused
 
 
@@ -354,9 +378,9 @@ def test_a_shutdown_answers_what_was_accepted_and_refuses_the_rest(server, folde
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_writing(server):
-    _, address = server("seq2seq", "--max-new-tokens", "100000")
-    body = {"input": TEXTS[0], "stream": True, "max_new_tokens": 100000}
+    _, address = server("seq2seq", "--max-new-tokens", "1000000", "--timeout", "1000")
+    body = {"input": TEXTS[0], "stream": True, "max_new_tokens": 1_000_000}
     with httpx.Client(base_url=address, timeout=60) as client:
         with client.stream("POST", "/generate", json=body) as response:
-            next(response.iter_lines())
-        assert client.post("/predict", json={"inputs": ["a"]}).status_code == 200
+            assert next(response.iter_lines()) == "event: token"
+        assert client.post("/predict", json={"inputs": ["a"]}).status_code == 200  # or else it would wait for hours
