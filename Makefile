@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-SOURCES := modeling configuration training analysis benchmarks exchange hub_card scripts tests
+SOURCES := modeling configuration training analysis benchmarks exchange hub_card serving scripts tests
 
 .PHONY: quickstart test coverage test-slow check format conformance test-lens test-pages benchmark results results-smoke docs pictures clean
 

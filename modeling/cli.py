@@ -169,9 +169,10 @@ def import_(
 def export(
     folder: Folder,
     output: Annotated[Path | None, typer.Argument(help="The folder to write to.", metavar="OUT")] = None,
-    to: Annotated[str | None, typer.Option(help="gpt2, llama, bert, t5, bart, marian ...")] = None,
+    to: Annotated[str | None, typer.Option(help="onnx, gpt2, llama, bert, t5, bart, marian ...")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="With onnx: weights in eight bits.")] = False,
 ) -> None:
-    """Make a native model of transformers of ours, to be used without our code. Without --to: which ones fit."""
+    """Make a native model of transformers of ours, or ONNX graphs, to be used without our code. Without --to: which ones fit."""
     from glassformer.exchange.convert import describe_folder, export_folder
     from glassformer.training.logs import hide_small_progress_bars
 
@@ -182,6 +183,13 @@ def export(
         print(describe_folder(folder))
     elif output is None:
         fail(f"There is no folder to write to: glassformer export {folder} --to {to} OUT")
+    elif to == "onnx":
+        from glassformer.exchange.onnx import export_onnx
+
+        for name, difference in export_onnx(folder, output, int8).items():
+            print(f"{output / name}: up to {difference:.1g} from torch's outputs")
+    elif int8:
+        fail("--int8 is for ONNX graphs: pass --to onnx, or drop it.")
     else:
         print(f"{output}: {type(export_folder(folder, to, output)).__name__}")
 
@@ -275,6 +283,39 @@ def demo(
         from glassformer.hub_card.spaces import write_space
 
         print(f"{write_space(folder, space)} is a Space: hf upload USER/NAME {space} . --repo-type space")
+
+
+@app.command()
+def serve(
+    folder: Folder,
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 for any that is free.", min=0, max=65535)] = 8000,
+    int8: Int8 = False,
+    max_batch: Annotated[int, typer.Option(help="Inputs that are answered together.", min=1)] = 32,
+    wait_ms: Annotated[float, typer.Option(help="How long a request waits for others to share its batch.", min=0)] = 5.0,
+    max_waiting: Annotated[int, typer.Option(help="Requests in the queue; further ones get status 503.", min=1)] = 256,
+    max_inputs: Annotated[int, typer.Option(help="Inputs of one request.", min=1)] = 128,
+    max_characters: Annotated[int, typer.Option(help="Of one input.", min=1)] = 20_000,
+    max_bytes: Annotated[int, typer.Option(help="Of the body of a request.", min=1)] = 1_000_000,
+    max_new_tokens: Annotated[int, typer.Option(help="That a request may ask for.", min=1)] = 512,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request without an answer gets status 504.", min=0.001)] = 60.0,
+) -> None:
+    """Answer over HTTP: POST /predict and /generate (with stream), GET /health, /metrics and /docs."""
+    try:
+        from glassformer.serving.app import Limits
+        from glassformer.serving.app import serve as run
+    except ImportError as error:
+        if error.name not in ("fastapi", "prometheus_client", "uvicorn"):
+            raise
+        fail(f'Serving needs the package {error.name}: pip install "glassformer[serve]".')
+    from glassformer.training.logs import hide_small_progress_bars
+
+    hide_small_progress_bars()
+    limits = Limits(
+        max_batch=max_batch, wait_ms=wait_ms, max_waiting=max_waiting, max_inputs=max_inputs, max_characters=max_characters,
+        max_bytes=max_bytes, max_new_tokens=max_new_tokens, timeout=timeout,
+    )  # fmt: skip
+    run(folder, host, port, limits, int8)
 
 
 @app.command()

@@ -464,7 +464,7 @@ def test_model_of_unknown_origin_answers_and_asks_for_data_to_be_measured_on(tra
 
 def test_questions_need_a_context(trained_for, refused, run):
     folder = trained_for("question_answering")
-    refused("Input 1 has no context: pass --context.", "predict", folder, "where")
+    refused("Input 1 has no context: pass one, or write it as", "predict", folder, "where")
     own = '{"question": "where", "context": "out"}'
     assert run("predict", folder, own, "--context", "in") == run("predict", folder, "where", "--context", "out")
 

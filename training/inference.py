@@ -67,12 +67,12 @@ class Trained:
         results, _ = evaluate_model(self.model, objective, rows, encoded, self.recipe.evaluation, block)
         return results
 
-    def rows(self, inputs: Iterable[str], context: str | None = None) -> list[dict[str, Any]]:
-        """Texts, or JSON objects with a key for each role, as rows."""
+    def rows(self, inputs: Iterable[str | dict[str, Any]], context: str | None = None) -> list[dict[str, Any]]:
+        """Texts, or objects (as such or as JSON) with a key for each role, as rows."""
         first, *others = [role for role in self.objective.roles if role not in ("target", "label", "tags", "answers")]
         rows = []
-        for number, text in enumerate(inputs):
-            row = json.loads(text) if text.lstrip().startswith("{") and is_json(text) else {first: text}
+        for number, given in enumerate(inputs):
+            row = self._as_row(number, given, first)
             if "context" in others:
                 row.setdefault("context", context)
             for role in (first, *others):
@@ -82,12 +82,27 @@ class Trained:
             raise DataError("Some inputs have a text_pair and others have none: predict these apart.")
         return rows
 
+    def _as_row(self, number: int, given: Any, first: str) -> dict[str, Any]:
+        if not isinstance(given, (str, dict)):
+            raise DataError(f"Input {number + 1} is of type {type(given).__name__}: give a text, or an object with its columns.")
+        if isinstance(given, str):
+            given = json.loads(given) if given.lstrip().startswith("{") and is_json(given) else {first: given}
+        return {role: value for role, value in given.items() if value is not None}
+
     def _check_input(self, number: int, role: str, value: Any) -> None:
         if self.objective.roles[role] and not value:
-            cure = "pass --context" if role == "context" else f'write it as {{"{role}": "..."}}'
-            raise DataError(f"Input {number + 1} has no {role}: {cure}.")
-        if value is not None and not isinstance(value, (str, list) if role == "tokens" else str):
-            raise DataError(f"Input {number + 1} has a {role} of type {type(value).__name__}: write it in quotes.")
+            place = "pass one, or " if role == "context" else ""
+            raise DataError(f'Input {number + 1} has no {role}: {place}write it as {{"{role}": "..."}}.')
+        words = value if role == "tokens" and isinstance(value, list) else [] if value is None else [value]
+        for word in words:
+            if not isinstance(word, str):
+                raise DataError(f"Input {number + 1} has a {role} of type {type(word).__name__}: write it in quotes.")
+            if not is_unicode(word):
+                raise DataError(f"Input {number + 1} has half a character (a lone surrogate) in its {role}: take it out.")
+
+
+def is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def is_json(text: str) -> bool:
