@@ -3,7 +3,7 @@
     python scripts/runtimes.py FOLDER [--rows 256] [--batch 32] [--rounds 5]
 
 FOLDER holds a translator that fits BART (`glassformer export FOLDER` says so), trained on a built-in corpus. All runtimes answer
-the same rows, greedily, in turns and in a new order each round; with as many threads as there are cores. Prints a table in Markdown.
+the same rows, greedily, in turns and in a new order each round; with a thread for each core. Prints a table in Markdown.
 """
 
 import random
