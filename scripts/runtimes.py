@@ -57,7 +57,7 @@ def read(trained: Trained, count: int) -> list[list[int]]:
     """Sources of the test rows, as tokens."""
     rows = load_split(trained.recipe.data, trained.objective.roles, None, "test", trained.recipe.seed)
     rows = rows.select(range(min(count, len(rows))))
-    return trained.objective.encode({name: rows[name] for name in rows.column_names})["input_ids"]
+    return trained.objective.encode({name: list(rows[name]) for name in rows.column_names})["input_ids"]
 
 
 def prepare(folder: Path, trained: Trained, place: Path) -> dict[str, Answer]:
