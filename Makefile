@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := modeling configuration training analysis benchmarks exchange hub_card serving scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance test-lens benchmark results results-smoke clean
+.PHONY: quickstart test coverage test-slow check format conformance test-lens test-runtimes benchmark results results-smoke clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -43,6 +43,11 @@ conformance: $(READY)
 test-lens: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[lens]"
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_adapters.py
+
+# Our models behind HTTP and in ONNX Runtime
+test-runtimes: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[serve,onnx]" httpx
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_serving.py tests/test_onnx.py
 
 # Our models and those of other libraries in turns; e.g. make benchmark WHAT="train --quick"
 benchmark: $(READY)
