@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := modeling configuration training analysis benchmarks exchange hub_card serving scripts tests
 
-.PHONY: quickstart test coverage test-slow check format conformance test-lens test-pages benchmark results results-smoke docs pictures clean
+.PHONY: quickstart test coverage test-slow check format conformance test-lens test-pages test-runtimes benchmark results results-smoke docs pictures clean
 
 quickstart: $(READY)
 	$(BIN)/python scripts/quickstart.py
@@ -48,6 +48,11 @@ test-lens: $(READY)
 test-pages: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[browser,demo]"
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_explain_page.py tests/test_demo.py
+
+# Our models behind HTTP and in ONNX Runtime
+test-runtimes: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[serve,onnx]" httpx
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_serving.py tests/test_onnx.py
 
 # Our models and those of other libraries in turns; e.g. make benchmark WHAT="train --quick"
 benchmark: $(READY)

@@ -214,7 +214,7 @@ class WriterFromMemory(Writer):
             "past": self.random_keys(batch, past),
         }
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, memory: Any, past: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, memory: Any, past: Any) -> tuple[Tensor, ...]:
         cache = EncoderDecoderCache(cache_of(past), cache_of(memory))
         cache.is_updated = dict.fromkeys(self.layers, True)
         (batch, length), source, seen = input_ids.shape, memory[0][0].shape[2], past[0][0].shape[2]

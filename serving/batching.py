@@ -55,7 +55,11 @@ class Batcher:
         with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
             while await self.has_company():
                 if batch := self.take_batch():
-                    settle(batch, await loop.run_in_executor(thread, self.answer, batch))
+                    try:
+                        outcomes = await loop.run_in_executor(thread, self.answer, batch)
+                    except Exception as error:  # these jobs fail, and others must not wait for ever
+                        outcomes = [error] * len(batch)
+                    settle(batch, outcomes)
 
     async def has_company(self) -> bool:
         """Wait until there is a batch to run -> whether there will ever be one."""

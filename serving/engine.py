@@ -49,9 +49,9 @@ class Engine:
                 outcomes[job] = error
         if prompts:
             outcomes |= dict.fromkeys(prompts, self.write(prompts))
-        for job in jobs:
-            job.stream.error = outcomes[job]
-            job.stream.end()
+        for job, stream in streams_of(jobs).items():
+            stream.error = outcomes[job]
+            stream.end()
         return [outcomes[job] for job in jobs]
 
     def prompt(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Engine:
         """Write to all streams at once, until each has its end or no reader."""
         jobs, features = list(prompts), list(prompts.values())
         ends = self.trained.model.generation_config.eos_token_id
-        rows = Rows([job.stream for job in jobs], [len(f["input_ids"]) for f in features], ends)
+        rows = Rows(list(streams_of(jobs).values()), [len(f["input_ids"]) for f in features], ends)
         options = {
             **jobs[0].options,
             "num_beams": 1,
@@ -76,6 +76,10 @@ class Engine:
         except Exception as error:
             return error
         return None
+
+
+def streams_of(jobs: list[Job]) -> dict[Job, Stream]:
+    return {job: job.stream for job in jobs if job.stream is not None}
 
 
 class Rows(BaseStreamer):

@@ -161,6 +161,20 @@ def test_the_queue_is_bounded_and_forgets_who_has_left():
     asyncio.run(main())
 
 
+def test_a_batch_that_breaks_does_not_end_the_serving():
+    async def main():
+        batcher = Batcher(lambda jobs: [1 / jobs[0].rows[0]["number"]], max_rows=1, patience=0, max_waiting=9)
+        broken, whole = Job([{"number": 0}]), Job([{"number": 2}])
+        batcher.submit(broken)
+        batcher.submit(whole)
+        batcher.close()
+        await batcher.run()
+        assert isinstance(broken.future.exception(), ZeroDivisionError)
+        assert whole.future.result() == 0.5
+
+    asyncio.run(main())
+
+
 # Answers
 
 
