@@ -15,7 +15,7 @@ from glassformer.training.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-FOLDERS = ("modeling", "configuration", "training", "analysis", "benchmarks", "hub_card", "scripts")
+FOLDERS = ("modeling", "configuration", "training", "analysis", "benchmarks", "exchange", "hub_card", "serving", "scripts")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
