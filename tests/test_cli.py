@@ -469,6 +469,12 @@ def test_questions_need_a_context(trained_for, refused, run):
     assert run("predict", folder, own, "--context", "in") == run("predict", folder, "where", "--context", "out")
 
 
+def test_serving_without_its_packages_says_how_to_get_them(trained, refused, monkeypatch):
+    monkeypatch.delitem(sys.modules, "glassformer.serving.app", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused('Serving needs the package uvicorn: pip install "glassformer[serve]".', "serve", trained)
+
+
 def test_inputs_with_and_without_a_pair_do_not_mix(trained_for, refused, run):
     folder, pair = trained_for("sequence_classification"), '{"text": "red", "text_pair": "green"}'
     assert run("predict", folder, pair, pair).count("\n") == 2

@@ -585,8 +585,12 @@ def test_beams_start_from_the_prefix_too(prompts):
 # Other predictions
 
 
-def test_a_prompt_is_continued_the_same_alone_and_among_others():
+@pytest.mark.parametrize("fills", ["with its pad token", "with an ordinary one"])
+def test_a_prompt_is_continued_the_same_alone_and_among_others(fills, monkeypatch):
     objective = make("causal_lm")
+    if fills == "with an ordinary one":
+        ordinary = objective.ids(TEXTS[:1])[0][2]
+        monkeypatch.setattr(type(objective), "pad_id", property(lambda self: ordinary))
     model, options = model_for(objective), {"max_new_tokens": 6, "do_sample": False}
     prompts = objective.prompts([{"text": text} for text in TEXTS])
     assert objective.predict(model, prompts, options) == [objective.predict(model, [one], options)[0] for one in prompts]

@@ -318,8 +318,13 @@ class CausalLM(Objective):
 
     def predict(self, model: PreTrainedModel, features: Features, generation: dict[str, Any]) -> list[str]:
         tensors = self.inputs(model, features, left=True)
-        written = model.generate(**tensors, **generation)
-        return self.tokenizer.batch_decode(written, skip_special_tokens=True)
+        return self.texts(model.generate(**tensors, **generation), tensors["attention_mask"])
+
+    def texts(self, written: Tensor, mask: Tensor) -> list[str]:
+        """Prompts and what follows, without what fills them up: not every tokenizer knows that token as a special one."""
+        starts = (~mask).sum(1).tolist()
+        rows = [row[start:] for row, start in zip(written.tolist(), starts)]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def sample_prompts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Beginnings, to be continued."""
@@ -369,8 +374,7 @@ class PrefixLM(CausalLM):
             cache = model(ids, prefix_mask(tokens, tokens), positions, use_cache=True).past_key_values
         cache.crop(-1)  # `generate` wants to read the last token itself, and reads the same
         cache.batch_repeat_interleave(generation.get("num_beams") or model.generation_config.num_beams or 1)
-        written = model.generate(ids, attention_mask=tokens, past_key_values=cache, **generation)
-        return self.tokenizer.batch_decode(written, skip_special_tokens=True)
+        return self.texts(model.generate(ids, attention_mask=tokens, past_key_values=cache, **generation), tokens)
 
 
 def prefix_mask(tokens: Tensor, prefix: Tensor) -> Tensor:
