@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from processes import run_python
-from recipes import tiny_recipe
+from recipes import task_recipe, tiny_recipe
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -372,3 +372,15 @@ print(without, faults())
 """
     without, kept = map(int, run_python(code, tmp_path).split())
     assert without > 4 * 2**26 / 2**12 / 2 and kept < 100
+
+
+@pytest.mark.parametrize("baseline", [None, "gpt2"])
+def test_samples_end_where_positions_do(baseline, tmp_path):
+    """A table of positions has an end, and a language model that is shown at work stays before it."""
+    changes = {
+        "model.position_encoding": "learned", "model.max_position_embeddings": 12, "evaluation.metrics": ["loss"],
+        "data.validation_fraction": 0.25,
+    }  # fmt: skip
+    folder = train(task_recipe(tmp_path, "causal_lm", {**changes, "baseline": baseline}))
+    rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert rows and all(row["prediction"] for row in rows)

@@ -328,7 +328,8 @@ class CausalLM(Objective):
 
     def sample_prompts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Beginnings, to be continued."""
-        beginnings = [ids[:16] for ids in self.ids([row["text"] for row in rows])]
+        few = min(16, self.max_length // 2)  # so that there is room to go on
+        beginnings = [ids[:few] for ids in self.ids([row["text"] for row in rows])]
         return [{"text": text} for text in self.tokenizer.batch_decode(beginnings, skip_special_tokens=True)]
 
 

@@ -364,6 +364,8 @@ def generation_config(task: Task) -> GenerationConfig:
     encoded = task.encoded.get("train")
     if isinstance(task.objective, CausalLM):
         config.max_new_tokens = LONGEST_CONTINUATION
+        if task.config.position_encoding == "learned" or task.recipe.baseline is not None:  # beyond its table it cannot write
+            config.max_new_tokens = min(LONGEST_CONTINUATION, task.config.max_position_embeddings // 2)
     elif encoded is not None and "labels" in encoded.column_names:
         longest = pyarrow.compute.max(pyarrow.compute.list_value_length(encoded.data.column("labels"))).as_py()
         config.max_new_tokens = int(longest * 1.2) + 2
