@@ -171,7 +171,7 @@ def loads_in_a_fresh_process(subject: Subject) -> str:
         return "logits " + close(load_file(file)["logits"], subject.logits(subject.ids), "Logits here and there")
 
 
-def tied_weights_are_tied(subject: Subject) -> str:
+def tied_weights_are_tied(subject: Any) -> str:
     head = subject.model.get_output_embeddings()
     if head is None or not getattr(subject.config, "tie_word_embeddings", False):
         raise NotApplicable("nothing is tied")

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from glassformer.training.optimization import make_optimizers
 from glassformer.training.recipe import Recipe, scaled
 from glassformer.training.task import Task, build_model, prepare
 
-from .checks import check_folder
+from .checks import Failed, NotApplicable, check_folder, tied_weights_are_tied
 from .diagnosis import Finding, diagnose_curve
 from .hooks import EXPLODING, VANISHING, AttentionHealth, GradientMonitor, format_table
 from .tracing import MemoryEstimate, ShapeTracer
@@ -82,7 +83,7 @@ def examine_recipe(recipe: Recipe) -> Report:
     report.findings += [*look_at_rows(task, messages, report), *look_at_padding(task, batch)]
     report.findings += [*look_at_first_loss(task, model, batch), *look_at_labels(task, model, batch)]
     report.findings += look_at_gradients(task, model, batch, report)
-    report.findings += [*look_at_masks(model), *overfit_one_batch(task, model, batch, report)]
+    report.findings += [*look_at_ties(model), *look_at_masks(model), *overfit_one_batch(task, model, batch, report)]
     return report
 
 
@@ -242,15 +243,28 @@ def look_at_gradients(task: Task, model: Any, batch: dict[str, Tensor], report: 
         )  # fmt: skip
 
 
+def look_at_ties(model: Any) -> Iterator[Finding]:
+    """In the model itself: one that is loaded is tied again."""
+    try:
+        tied_weights_are_tied(SimpleNamespace(model=model, config=model.config))
+    except NotApplicable:
+        return
+    except Failed as failed:
+        yield Finding(
+            "untied weights", str(failed), "a layer was replaced after the model was made.",
+            "call model.tie_weights() after that, or set tie_word_embeddings=false.",
+        )  # fmt: skip
+
+
 def look_at_masks(model: Any) -> Iterator[Finding]:
-    """The checks of a saved model that are about masks and ties."""
+    """The checks of a saved model that are about masks."""
     with tempfile.TemporaryDirectory() as folder:
         copy.deepcopy(model).save_pretrained(folder)
-        names = ["tied weights", "eager equals sdpa", "no leak from padding", "no leak from the future"]
+        names = ["eager equals sdpa", "no leak from padding", "no leak from the future"]
         for verdict in check_folder(folder, names):
             if verdict.passed is False:
                 yield Finding(
-                    verdict.name, verdict.reason, "a mask, a scale or a tie is not what the config says.",
+                    verdict.name, verdict.reason, "a mask or a scale is not what the config says.",
                     "compare the attention of one head with the formula: glassformer.analysis.record_attention.",
                 )  # fmt: skip
 

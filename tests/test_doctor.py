@@ -119,6 +119,18 @@ def test_a_part_that_is_not_trained(tmp_path, monkeypatch):
     assert "one batch is not learnt" in found(recipe_for(tmp_path))
 
 
+def test_weights_that_are_no_longer_tied(tmp_path, monkeypatch):
+    original = doctor.build_model
+
+    def untied(task):
+        model = original(task)
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        return model
+
+    monkeypatch.setattr(doctor, "build_model", untied)
+    assert "untied weights" in found(recipe_for(tmp_path))
+
+
 # Runs
 
 
