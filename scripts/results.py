@@ -20,6 +20,7 @@ import typer
 
 from glassformer.training.data import DataError
 from glassformer.training.estimate import readable_count, readable_time
+from glassformer.training.logs import read_log
 from glassformer.training.loop import train
 from glassformer.training.recipe import Recipe, RecipeError, get_key, load_recipe, recipe_names
 
@@ -105,8 +106,7 @@ def samples(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
 
     Of a corpus that is not ours no text is shown: neither rows, nor right translations, nor answers that are parts of a text.
     """
-    lines = (folder / "predictions.jsonl").read_text().splitlines()
-    rows = [{"row": number, **json.loads(line)} for number, line in enumerate(lines, 1)]
+    rows = [{"row": number, **row} for number, row in enumerate(read_log(folder / "predictions.jsonl"), 1)]
     for row in rows:
         row["right"] = is_right(row, recipe)
         row["prediction"] = without_prompt(row)

@@ -56,8 +56,8 @@ def test_mean_and_spread_are_over_the_seeds():
 
 def test_samples_are_right_and_wrong_ones(tmp_path):
     recipe = load_recipe("trec")
-    rows = [{"text": f"secret {n}", "label": n % 6, "prediction": "ABBR"} for n in range(30)]
-    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"text": f"secret\u2028{n}", "label": n % 6, "prediction": "ABBR"} for n in range(30)]
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     samples = results["samples"](recipe, tmp_path)
     assert [sample["right"] for sample in samples] == [True] * 3 + [False] * 2
     assert samples[0] == {"row": 1, "right": True, "prediction": "ABBR", "label": "ABBR"}

@@ -110,4 +110,5 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """JSON, a record a line; a text in it may hold what Unicode calls the end of a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
