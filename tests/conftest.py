@@ -26,5 +26,8 @@ def seed():
 
 @pytest.fixture(autouse=True)
 def messages():
-    """The command line keeps our messages to itself; `caplog` listens at the root."""
-    logging.getLogger("glassformer").propagate = True
+    """`caplog` listens at the root. The command line keeps our messages to itself, but not for longer than a test."""
+    logger = logging.getLogger("glassformer")
+    handlers, logger.propagate = logger.handlers, True
+    yield
+    logger.handlers = handlers
