@@ -7,6 +7,7 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """How signals travel through the layers: sizes of the residual stream on the way up, of gradients on the way down."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from transformers import PreTrainedModel
 from . import pictures
 from .hooks import EXPLODING, VANISHING, GradientMonitor, Watch
 from .inside import by_layer, layer_of
+
+
+COLOUR = "#00617f"
 
 
 class StreamNorms(Watch):
@@ -51,20 +55,25 @@ def measure_flow(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Flow:
 
 
 def draw_flow(flow: Flow, path: Path) -> Path:
-    """Both as bars over the layers; limits beyond which little is learnt are lines."""
-    figure, axes = pictures.panels(1, 2, max(3.6, 0.3 * max(len(flow.stream), len(flow.gradients)) + 1.5))
+    """Layers from top to bottom: lengths as bars, gradients as points over powers of ten, with the limits as lines."""
+    from matplotlib.ticker import NullFormatter
+
+    figure, (left, right) = pictures.panels(1, 2, max(4.2, 0.3 * len(flow.gradients) + 1.5))
+    left.barh(range(len(flow.stream)), list(flow.stream.values()), color=COLOUR)
+    right.plot(list(flow.gradients.values()), range(len(flow.gradients)), "o", color=COLOUR)
+    right.set_xscale("log")
+    low, high = right.get_xlim()
+    right.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+    right.xaxis.set_minor_formatter(NullFormatter())
+    right.grid(axis="x", linewidth=0.5)
+    for limit in (VANISHING, EXPLODING):
+        if right.get_xlim()[0] <= limit <= right.get_xlim()[1]:
+            right.axvline(limit, color="black", linestyle="--", linewidth=1)
     for axis, values, title in (
-        (axes[0], flow.stream, "residual stream: mean length of a token's vector"),
-        (axes[1], flow.gradients, "norm of the gradient"),
+        (left, flow.stream, "mean length of a token's vector"),
+        (right, flow.gradients, "norm of the gradient"),
     ):
-        axis.barh(range(len(values)), list(values.values()), color="#00617f")
         axis.set_yticks(range(len(values)), list(values), fontsize=7)
         axis.invert_yaxis()
-        axis.set_xscale("log")
         axis.set_title(title, fontsize=9)
-    for limit in (VANISHING, EXPLODING):
-        low, high = axes[1].get_xlim()
-        if low / 10 < limit < high * 10:
-            axes[1].axvline(limit, color="black", linestyle="--", linewidth=1)
-            axes[1].annotate(f"{limit:g}", (limit, -0.6), fontsize=7, ha="center", annotation_clip=False)
     return pictures.save(figure, path)

@@ -28,6 +28,7 @@ from glassformer.training.inference import Trained, load_trained
 from glassformer.training.task import data_of, fitting, set_numbering
 
 from . import pictures
+from .flow import COLOUR
 from .head_mask import head_importance
 from .heads import MIXED
 from .patterns import HeadReport, Row, analyze_heads
@@ -152,6 +153,6 @@ def clusters_of(rows: list[dict[str, Any]], distances: Tensor) -> str:
 
 def draw_pruning(prunings: list[Pruning], path: Path) -> Path:
     figure, [axis] = pictures.panels(1, 1, 3.6)
-    axis.plot([step.heads for step in prunings], [step.loss for step in prunings], marker="o", color="#00617f")
+    axis.plot([step.heads for step in prunings], [step.loss for step in prunings], marker="o", color=COLOUR)
     axis.set(xlabel="heads taken out, the least important first", ylabel="validation loss")
     return pictures.save(figure, path)
