@@ -111,7 +111,7 @@ def save(figure, path: Path) -> Path:
 
 
 def draw_summary(heads: list[dict[str, Any]], path: Path) -> Path:
-    """Layers against heads, one panel a kind: the shade is how widely a head looks, the word what it does."""
+    """Layers against heads, one panel a kind: the shade is how widely a head looks, the word what it does, the number how far."""
     kinds = list(dict.fromkeys(row["kind"] for row in heads))
     numbers = max(row["head"] for row in heads) + 1
     figure, axes = panels(1, len(kinds), max(3.2, 0.85 * numbers + 1.2))
@@ -123,9 +123,11 @@ def draw_summary(heads: list[dict[str, Any]], path: Path) -> Path:
         for row in rows:
             colour = "black" if row["entropy"] > 0.5 else "white"
             place = row["head"], layers.index(row["layer"])
-            axis.text(*place, row["pattern"].replace(" ", "\n"), ha="center", va="center", fontsize=6, color=colour)
+            words = "\n".join([*row["pattern"].split(), f"{row['distance']:.1f}"])
+            axis.text(*place, words, ha="center", va="center", fontsize=6, color=colour)
         axis.set_xticks(range(len(shades[0])), [str(head) for head in range(len(shades[0]))])
         axis.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-        axis.set(title=f"{kind} (dark: looks at one place, light: everywhere)", xlabel="head", ylabel="layer")
+        title = f"{kind} (dark: looks at one place, light: everywhere;\nnumbers: how many tokens away)"
+        axis.set(title=title, xlabel="head", ylabel="layer")
         axis.title.set_fontsize(8)
     return save(figure, path)
