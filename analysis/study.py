@@ -72,6 +72,8 @@ def texts(trained: Trained, split: str, count: int) -> list[Row]:
     few = rows.select(range(min(count, len(rows))))
     if "target" in few.column_names:
         return [{"source": row["source"], "target": row["target"]} for row in few]
+    if "text" not in few.column_names:
+        raise ValueError(f"Heads are studied on texts, or sources with targets, not on {' and '.join(few.column_names)}.")
     return [row["text"] for row in few]
 
 

@@ -41,3 +41,10 @@ def test_every_layer_keeps_a_head_however_unimportant(tmp_path):
     prunings = prune_step_by_step(model, importance, lambda smaller: float(smaller.num_parameters()))
     assert prunings[-1].heads == min(round(0.75 * heads * layers), (heads - 1) * layers)
     assert model.config.pruned_heads is None  # a copy was pruned
+
+
+def test_rows_that_are_no_texts_are_refused(tmp_path):
+    folder = train(task_recipe(tmp_path / "run", "question_answering", {"evaluation.metrics": ["squad"]}))
+    with pytest.raises(ValueError, match="not on question and context"):
+        study_heads(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
