@@ -41,7 +41,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 HOOKED = "glassformer_lens"  # the name under which transformers finds `hooked_attention`
 # Names of the config's choices in TransformerLens
-NORMS = {"layernorm": "LN", "rmsnorm": "RMS"}
+NORMS = {"layernorm": "LN", "rmsnorm": "RMS", "rmsnorm1p": "RMS"}
 POSITIONS = {
     "sinusoidal": "standard",
     "learned": "standard",
@@ -66,7 +66,7 @@ class GlassformerAdapter(ArchitectureAdapter):
     def describe(self, config: Any) -> None:
         """The config in TransformerLens' words."""
         self.cfg.normalization_type = NORMS[config.norm]
-        self.cfg.uses_rms_norm = self.cfg.final_rms = config.norm == "rmsnorm"
+        self.cfg.uses_rms_norm = self.cfg.final_rms = NORMS[config.norm] == "RMS"
         self.cfg.positional_embedding_type = POSITIONS[config.position_encoding]
         self.cfg.gated_mlp = config.gated_feed_forward
         self.cfg.attn_only = False
@@ -84,7 +84,7 @@ class GlassformerAdapter(ArchitectureAdapter):
         """
         one_stack = not config.is_encoder_decoder
         table_or_none = config.position_encoding not in ("sinusoidal", "relative")
-        self.supports_fold_ln = one_stack and config.norm_position == "pre"
+        self.supports_fold_ln = one_stack and config.norm_position == "pre" and config.norm != "rmsnorm1p"
         self.supports_center_writing_weights = self.supports_fold_ln and table_or_none
         self.weight_processing_conversions = self.split_into_heads(config) if one_stack else {}
 
@@ -116,7 +116,7 @@ class GlassformerAdapter(ArchitectureAdapter):
         if config.embedding_norm:
             parts["embed_ln"] = self.norm(f"{path}.embedding_norm")
         parts["blocks"] = self.map_layer(config, f"{path}.layers", crosses=config.is_encoder_decoder and stack == "decoder")
-        if config.norm_position == "pre":
+        if config.norm_position != "post":
             parts["ln_final"] = self.norm(f"{path}.norm")
         return parts
 
