@@ -101,11 +101,16 @@ class Page:
 
 
 def explain(
-    visualizer: AttentionVisualizer, text: str, path: Path, target: str | None = None, max_new_tokens: int | None = None
+    visualizer: AttentionVisualizer,
+    text: str,
+    path: Path,
+    target: str | None = None,
+    max_new_tokens: int | None = None,
+    pair: str | None = None,
 ) -> Path:
     """Write the page of one text."""
     check_path(path)
-    page = describe(visualizer, text, target, max_new_tokens)
+    page = describe(visualizer, text, target, max_new_tokens, pair)
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(render(page), encoding="utf-8")
     os.replace(unfinished, path)
@@ -145,10 +150,16 @@ def load(folder: str | Path) -> AttentionVisualizer:
 # Gathering
 
 
-def describe(visualizer: AttentionVisualizer, text: str, target: str | None = None, max_new_tokens: int | None = None) -> Page:
+def describe(
+    visualizer: AttentionVisualizer,
+    text: str,
+    target: str | None = None,
+    max_new_tokens: int | None = None,
+    pair: str | None = None,
+) -> Page:
     """All that the page shows."""
     model = visualizer.model
-    question = ask(visualizer, text, target, max_new_tokens)
+    question = ask(visualizer, text, target, max_new_tokens, pair)
     capture = visualizer.capture_inputs(question.inputs)
     sides = {"text": capture.source, "target": capture.target or []}
     shown = {side: shown_part(side, len(ids), question) for side, ids in sides.items()}
@@ -160,7 +171,7 @@ def describe(visualizer: AttentionVisualizer, text: str, target: str | None = No
         model=type(model).__name__,
         parameters=model.num_parameters(),
         version=glassformer.__version__,
-        text=text,
+        text=text if pair is None else f"{text}\n{pair}",
         task=question.task,
         is_given=target is not None,
         notes=[note(side, shown[side], len(ids)) for side, ids in sides.items() if len(shown[side]) < len(ids)],

@@ -79,10 +79,12 @@ def task_of(model: PreTrainedModel) -> str:
     return next((task for end, task in ends.items() if name.endswith(end)), "none")
 
 
-def ask(visualizer: "AttentionVisualizer", text: str, target: str | None, max_new_tokens: int | None) -> Question:
+def ask(
+    visualizer: "AttentionVisualizer", text: str, target: str | None, max_new_tokens: int | None, pair: str | None = None
+) -> Question:
     """The question that fits the model: what follows, which class, which word."""
     model, tokenizer = visualizer.model, visualizer.tokenizer
-    inputs, task = visualizer.read(text, target), task_of(model)
+    inputs, task = visualizer.read(text, target, pair), task_of(model)
     check_length(model, inputs)
     if task == "text" and model.config.is_encoder_decoder:
         return ask_for_target(visualizer, inputs, max_new_tokens)

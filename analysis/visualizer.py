@@ -84,27 +84,36 @@ class AttentionVisualizer:
         """`target_tokenizer` is for models that write another vocabulary than they read."""
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
 
-    def capture(self, text: str, target: str | None = None, layers: Collection[int] | None = None, **generation) -> Capture:
+    def capture(
+        self,
+        text: str,
+        target: str | None = None,
+        layers: Collection[int] | None = None,
+        pair: str | None = None,
+        **generation,
+    ) -> Capture:
         """Read a text, and with two stacks write or read a target.
 
         Args:
             target: what an encoder-decoder is shown as its answer; it writes its own if this is None, as `generation` says.
             layers: numbers of the layers to keep, all if None.
+            pair: a second text of models that read two, such as the context of a question.
         """
-        inputs = self.read(text, target)
+        inputs = self.read(text, target, pair)
         if self.model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
             inputs["decoder_input_ids"] = self.write(inputs, **generation)[:, :-1]  # the last token is not read any more
         return self.capture_inputs(inputs, layers)
 
-    def read(self, text: str, target: str | None = None) -> dict[str, Tensor]:
-        """What the model is given: the ids of a text and, with two stacks, of a target, unless the model writes its own."""
+    def read(self, text: str, target: str | None = None, pair: str | None = None) -> dict[str, Tensor]:
+        """What the model is given: the ids of one or two texts and, with two stacks, of a target, unless it writes its own."""
         if not text.strip():
             raise ValueError("The text is empty: there is nothing to look at.")
         two_stacks = self.model.config.is_encoder_decoder
         if target is not None and not two_stacks:
             raise ValueError("This model has one stack and reads no target: leave it out, or add it to the text.")
-        encoded = self.tokenizer(text, return_tensors="pt", verbose=False).to(self.model.device)
-        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        encoded = self.tokenizer(text, pair, return_tensors="pt", verbose=False).to(self.model.device)
+        told = ("input_ids", "attention_mask", *(["token_type_ids"] if pair is not None and "token_type_ids" in encoded else []))
+        inputs = {name: encoded[name] for name in told}
         if target is not None:
             ids = self.target_tokenizer(text_target=target, add_special_tokens=False, return_tensors="pt").input_ids
             inputs["decoder_input_ids"] = self._after_start(ids.long().to(self.model.device))
@@ -129,11 +138,18 @@ class AttentionVisualizer:
             raise ValueError("The config has no decoder_start_token_id, with which a target begins: set it to the model's own.")
         return torch.cat((ids.new_tensor([[start]]), ids), dim=1)
 
-    def explain(self, text: str, save_path: str | Path, target: str | None = None, max_new_tokens: int | None = None) -> Path:
+    def explain(
+        self,
+        text: str,
+        save_path: str | Path,
+        target: str | None = None,
+        max_new_tokens: int | None = None,
+        pair: str | None = None,
+    ) -> Path:
         """A page for the browser that shows all of this at once, and what the model predicts without each of its heads."""
         from .explain import explain
 
-        return explain(self, text, Path(save_path), target, max_new_tokens)
+        return explain(self, text, Path(save_path), target, max_new_tokens, pair)
 
     def analyze_head_patterns(self, dataset: Iterable[Row], save_path: str | Path | None = None) -> HeadReport:
         """What each head does over all texts of a dataset: texts, or rows with source and target.

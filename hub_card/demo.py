@@ -134,10 +134,11 @@ def add_use(trained: Trained, examples: list[str]) -> None:
 def add_inside(trained: Trained, examples: list[str]) -> None:
     model, objective = trained.model, trained.objective
     visualizer = AttentionVisualizer(model, objective.tokenizer, objective.target_tokenizer)
-    two_stacks = model.config.is_encoder_decoder
+    two_stacks, roles = model.config.is_encoder_decoder, input_roles(trained)
+    names = [LABELS.get(role, "Text") for role in roles]
     gr.Markdown("Where every head looks, what the model predicts, and what it predicts if a head is missing.")
     with gr.Row():
-        texts = [add_text("Text", LONGEST_INSIDE, examples)]
+        texts = [add_text(name, LONGEST_INSIDE, examples if name is names[0] else []) for name in names]
         if two_stacks:
             texts.append(add_text("Answer to look at; the model's own if empty", LONGEST_INSIDE))
     button = gr.Button("Look inside", variant="primary", elem_id="look")
@@ -145,11 +146,13 @@ def add_inside(trained: Trained, examples: list[str]) -> None:
     page = gr.HTML(elem_id="inside")
 
     @told
-    def look(text: str, target: str = "") -> str:
-        check_length("The text", text, LONGEST_INSIDE)
-        check_length("The answer", target, LONGEST_INSIDE)
+    def look(*values: str) -> str:
+        for name, value in zip((*names, "The answer"), values):
+            check_length(name, value, LONGEST_INSIDE)
+        given = [value if value.strip() else None for value in values]
+        target = given.pop() if two_stacks else None
         written = min(usual_length(trained), ANSWERED) if two_stacks else None
-        return frame(render(describe(visualizer, text, target if target.strip() else None, written)))
+        return frame(render(describe(visualizer, values[0], target, written, *given[1:])))
 
     gr.on([button.click, texts[0].submit], look, texts, page, api_name="look_inside", **IN_TURN)
 

@@ -21,15 +21,11 @@ def draw_attention(facts: Facts, show_rows: bool, example: str | None) -> None:
     picture = facts.folder / "attention.png"
     texts = [question(row) for row in facts.samples] if show_rows else []
     text = example or next((text for text in texts if text.strip() and len(text) <= SHORT), None)
-    if text is None or facts.writes_another_vocabulary or (example is None and is_newer(picture, facts.folder)):
+    if text is None or (example is None and is_newer(picture, facts.folder)):
         return
-    from transformers import AutoTokenizer
+    from glassformer.analysis.explain import load  # here, for most cards are only refreshed
 
-    import glassformer  # loaded here, for most cards are only refreshed
-    from glassformer.analysis import AttentionVisualizer
-
-    model = getattr(glassformer, facts.head).from_pretrained(facts.folder)
-    visualizer = AttentionVisualizer(model, AutoTokenizer.from_pretrained(facts.folder))
+    visualizer = load(facts.folder)
     partial = picture.with_name(".attention.partial.png")
     if facts.shape == "encoder-decoder":
         visualizer.plot_cross_attention(text, partial)

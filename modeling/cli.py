@@ -216,6 +216,7 @@ def explain(
     folder: Annotated[Path, typer.Argument(help="A saved model with its tokenizer, or a name on the Hub.", metavar="FOLDER")],
     text: Annotated[str, typer.Argument(help="What the model reads.")],
     target: Annotated[str | None, typer.Option(help="The answer of an encoder-decoder; its own if not given.")] = None,
+    context: Annotated[str | None, typer.Option(help="A second text: what a question is about, or what is compared.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="How much is written.", min=1)] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("explain.html"),
 ) -> None:
@@ -225,7 +226,7 @@ def explain(
 
     hide_small_progress_bars()
     check_path(output)  # before a large model is loaded
-    page = load(folder).explain(text, output, target, max_new_tokens)
+    page = load(folder).explain(text, output, target, max_new_tokens, context)
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
 
 

@@ -1,14 +1,18 @@
 """A small recipe for the tests: a complete run takes a second or two."""
 
+import contextlib
 import copy
+import functools
 import gzip
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 
+from glassformer.training.loop import train
 from glassformer.training.objectives import OBJECTIVES
 from glassformer.training.recipe import Recipe, parse_recipe
 
@@ -80,6 +84,19 @@ def task_recipe(folder: Path, task: str, overrides: dict[str, Any] | None = None
     shape = OBJECTIVES[TASKS[task]["objective"]["name"]].shapes[0]
     data = {"data": {"source": str(write_rows(folder / f"{task}.jsonl", rows_of(task)))}}
     return tiny_recipe(folder / "run", {**data, **TASKS[task], **stacks.get(shape, {}), **(overrides or {})})
+
+
+@contextlib.contextmanager
+def trained_runs(folder: Path, overrides: dict[str, Any]) -> Iterator[Callable[[str], Path]]:
+    """Folders of runs by task, each trained when it is first asked for; `copy` has data of our own making."""
+
+    @functools.cache
+    def run(task: str) -> Path:
+        return train(tiny_recipe(folder / "copy") if task == "copy" else task_recipe(folder / task, task, overrides))
+
+    with pytest.MonkeyPatch.context() as patch:
+        keep_caches_in(folder, patch)
+        yield run
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -10,14 +10,14 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from models import tiny_language_model
-from recipes import TASKS, keep_caches_in, task_recipe, tiny_recipe
+from recipes import TASKS, trained_runs
+from tokenizer import word_tokenizer
 
 from glassformer.hub_card import card, metadata
 from glassformer.hub_card.again import public
 from glassformer.hub_card.card import CardError, write_card
 from glassformer.hub_card.facts import TASKS as PIPELINES
 from glassformer.hub_card.facts import read_facts
-from glassformer.training.loop import train
 from glassformer.training.recipe import load_recipe
 
 
@@ -33,18 +33,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folders of runs by what they have learnt, trained when they are first asked for; `copy` has data of our own making."""
-    place = tmp_path_factory.mktemp("cards")
-    folders: dict[str, Path] = {}
-
-    def folder_of(task: str) -> Path:
-        if task not in folders:
-            recipe = tiny_recipe(place / "copy") if task == "copy" else task_recipe(place / task, task, SHORT)
-            folders[task] = train(recipe)
-        return folders[task]
-
-    with pytest.MonkeyPatch.context() as patch:
-        keep_caches_in(place, patch)
+    with trained_runs(tmp_path_factory.mktemp("cards"), SHORT) as folder_of:
         yield folder_of
 
 
@@ -171,7 +160,7 @@ def test_a_model_without_a_run_has_a_card_without_results(tmp_path):
     found = ModelCard.load(write_card(tmp_path / "saved"))
     assert found.data.pipeline_tag == "text-generation" and found.data.eval_results is None
     made = sections_of(found.content)
-    assert made["results"] == made["training"] == made["samples"] == "\n" or not made["results"].strip()
+    assert not any(made[name].strip() for name in ("results", "training", "samples"))
     assert "saved" in made["about"] and "AutoModelForCausalLM" in made["usage"]
 
 
@@ -223,6 +212,14 @@ def test_a_text_of_ones_own_is_drawn_without_showing_rows(copied):
     write_card(folder, example="the red pane")
     assert (folder / "attention.png").stat().st_size > 5000
     assert "![attention](attention.png)" in text_of(folder) and "| asked |" not in text_of(folder)
+
+
+def test_a_model_of_two_vocabularies_is_drawn_with_both(tmp_path):
+    tiny_language_model("encoder-decoder", vocab_size=len(word_tokenizer())).save_pretrained(tmp_path)
+    for folder in (tmp_path, tmp_path / "target_tokenizer"):
+        word_tokenizer().save_pretrained(folder)
+    write_card(tmp_path, example="the lamp")
+    assert "![attention](attention.png)" in text_of(tmp_path) and (tmp_path / "attention.png").stat().st_size > 5000
 
 
 # What people have written

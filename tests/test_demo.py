@@ -1,5 +1,6 @@
 """The demo: its answers are those of the model, its Space runs by itself, and in a browser it does what it says."""
 
+import html
 import json
 import os
 import re
@@ -15,11 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import SpaceCard
-from recipes import keep_caches_in, rows_of, task_recipe, tiny_recipe
+from recipes import rows_of, trained_runs
 
 from glassformer import cli
 from glassformer.training.inference import load_trained
-from glassformer.training.loop import train
 
 
 ROOT = Path(__file__).parents[1]
@@ -39,19 +39,9 @@ needs_gradio = pytest.mark.skipif(find_spec("gradio") is None, reason="Gradio is
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Trains a tiny model for a task, once."""
-    folder, done = tmp_path_factory.mktemp("runs"), {}
     quick = {"training.steps": 1, "schedule.warmup_steps": 0, "evaluation": {"every": 1, "generation": {"max_new_tokens": 6}}}
-
-    def trained(task: str) -> Path:
-        if task not in done:
-            recipe = tiny_recipe(folder / "copy") if task == "copy" else task_recipe(folder / task, task, quick)
-            done[task] = train(recipe)
-        return done[task]
-
-    with pytest.MonkeyPatch.context() as patch:
-        keep_caches_in(folder, patch)
-        yield trained
+    with trained_runs(tmp_path_factory.mktemp("runs"), quick) as folder_of:
+        yield folder_of
 
 
 def functions_of(demo) -> dict:
@@ -104,11 +94,25 @@ def test_mistakes_are_told_in_a_sentence(runs):
         (demo, "answer", (" ", 1, 5), "Text is empty: write something first."),
         (demo, "answer", ("a" * (LONGEST_TEXT + 1), 1, 5), f"has {LONGEST_TEXT + 1} characters, more than {LONGEST_TEXT}"),
         (demo, "look_inside", ("", ""), "The text is empty"),
+        (demo, "look_inside", ("a" * (LONGEST_INSIDE + 1), ""), f"Text has {LONGEST_INSIDE + 1} characters"),
         (demo, "look_inside", ("a", "b" * (LONGEST_INSIDE + 1)), f"The answer has {LONGEST_INSIDE + 1} characters"),
         (masked, "answer", ("abc",), "Nothing is hidden in this text"),
     ):
         with pytest.raises(gradio.Error, match=re.escape(sentence)):
             ask(blocks, name, *values)
+
+
+@needs_gradio
+def test_question_and_context_are_looked_at_together(runs):
+    from glassformer.hub_card.demo import build_demo
+
+    row = rows_of("question_answering")[0]
+    shown = ask(build_demo(runs("question_answering")), "look_inside", row["question"], row["context"])
+    page = json.loads(re.search(r'id="data">(.*?)</script>', html.unescape(shown), re.DOTALL)[1])
+    objective = load_trained(runs("question_answering")).objective
+    [window] = objective.windows(row["question"], row["context"])
+    assert len(page["stacks"][0]["queries"]) == len(window["input_ids"])
+    assert page["text"] == f"{row['question']}\n{row['context']}"
 
 
 def test_only_classes_have_probabilities(runs):

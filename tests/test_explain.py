@@ -94,6 +94,21 @@ def test_rollout_on_the_page_is_the_product_of_the_layers():
     assert_close(weights_of(stack.rollout).sqrt(), total.sqrt(), atol=0.5 / 255 + 1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("head", ["GlassformerForQuestionAnswering", "GlassformerForSequenceClassification"])
+def test_two_texts_are_read_as_the_tokenizer_joins_them(head):
+    reader = AttentionVisualizer(make(head, num_token_types=2), word_tokenizer())
+    reader.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]  # as BERT's has them
+    page = describe(reader, "the lamp", pair=TARGET)
+    joined = reader.tokenizer("the lamp", TARGET, return_tensors="pt")
+    assert joined["token_type_ids"].any()
+    assert page.stacks[0].queries == reader.tokenizer.convert_ids_to_tokens(joined["input_ids"][0])
+    assert page.text == f"the lamp\n{TARGET}"
+    with torch.no_grad():
+        expected = reader.model(**joined)
+    scores = expected.start_logits if head.endswith("QuestionAnswering") else expected.logits
+    assert_close(unpack(page.predictions.probabilities)[0, 0], scores[0].softmax(-1).sort(descending=True).values[:5])
+
+
 def test_long_texts_are_cropped_with_a_note_and_predicted_as_a_whole():
     long = " ".join(WORDS * 8)
     reader = AttentionVisualizer(make("GlassformerForSequenceClassification", max_position_embeddings=300), word_tokenizer())
