@@ -71,7 +71,7 @@ class Beams:
     def rank(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The best candidates of each example: their scores, the sequences they continue and their tokens, each [B, C]."""
         size = logits.shape[-1]
-        scores = logits.float().log_softmax(dim=-1).view(-1, self.width, size) + self.scores[..., None]
+        scores = logits.float().log_softmax(dim=-1).view(-1, self.width, size).add_(self.scores[..., None])
         # So many that enough are left to run on, even if the best ones all end.
         wanted = self.width * max(2, 1 + (0 if self.ends is None else len(self.ends)))
         best, places = scores.flatten(1).topk(wanted)

@@ -218,9 +218,9 @@ class DecoderSteps:
     def reorder(self, rows: Tensor) -> None:
         """Row r goes on from row rows[r]. Only rows that change are copied; the source of an example is that of all its rows."""
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
-        if len(moved):
-            past = self.past[..., : self.length, :]
-            past[:, :, moved] = past[:, :, rows[moved]]
+        for part in self.past.flatten(0, 1) if len(moved) else ():  # one by one, for memory of a moderate size is used again
+            past = part[:, :, : self.length]
+            past.index_copy_(0, moved, past.index_select(0, rows[moved]))
 
 
 class LayerStep:
