@@ -121,7 +121,9 @@ class Stack(GlassformerPreTrainedModel):
     def __init__(self, config, is_decoder: bool):
         super().__init__(config)
         kind = config.position_encoding
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.d_model, config.padding_idx, scale=config.scale_embedding)
+        self.embed_tokens: nn.Module | None = None  # an encoder of pictures has none
+        if config.image_size is None:
+            self.embed_tokens = TokenEmbedding(config.vocab_size, config.d_model, config.padding_idx, scale=config.scale_embedding)
         self.positions: nn.Module | None = None
         if kind == "sinusoidal":
             self.positions = SinusoidalPositionEncoding(config.d_model)
