@@ -53,7 +53,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             )
         reads = "text" if config.image_size is None else "pictures"
         if self.reads not in (None, reads):
-            cure = "drop it" if reads == "pictures" else "set it to their height and width"
+            cure = "leave image_size out" if reads == "pictures" else "set image_size to their height and width"
             raise ValueError(
                 f"{type(self).__name__} reads {self.reads}, but image_size={config.image_size} makes a model that reads {reads}: "
                 f"{cure}."
