@@ -110,6 +110,7 @@ class GlassformerConfig(PreTrainedConfig):
     >>> GlassformerConfig()                                            # encoder-decoder, base size of the paper
     >>> GlassformerConfig(num_decoder_layers=0)                        # encoder
     >>> GlassformerConfig(num_encoder_layers=0)                        # decoder
+    >>> GlassformerConfig(num_decoder_layers=0, image_size=224)        # encoder of pictures
     >>> GlassformerConfig.from_preset("tiny", position_encoding="rope")
 
     Args, beside those that the comments below explain:
@@ -151,8 +152,8 @@ class GlassformerConfig(PreTrainedConfig):
     num_decoder_layers: int = 6
     max_position_embeddings: int = 512  # a hard limit for learned positions only; for pictures: 1 + the number of patches
 
-    # Pictures
-    image_size: int | None = None  # height and width of the pictures that an encoder reads in place of tokens; None: it reads text
+    # Pictures; an encoder that reads them has no vocabulary, whatever is said about tokens below and above
+    image_size: int | None = None  # their height and width; None: it reads text
     patch_size: int = 16  # height and width of the squares that they are cut into
     num_channels: int = 3
 
