@@ -188,7 +188,7 @@ class GlassformerConfig(PreTrainedConfig):
     output_transform: str = "none"  # before the output: "scale" by d_model^-0.5 (T5), "dense" layer, activation, norm (BERT)
     output_bias: bool = False  # added to the logits
     logit_softcap: float | int | None = None  # squeeze the final logits into (-cap, cap) with tanh
-    pooling: str | None = None  # of classification heads; None: "mean" for an encoder ("first" for pictures), "last" for a decoder
+    pooling: str | None = None  # of classification heads; None: "mean" for an encoder, "first" for pictures, "last" for a decoder
     classifier_activation: str | None = None  # a dense layer with this activation before the classifier; BERT: "tanh"
     classifier_bias: bool = True
 

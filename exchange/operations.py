@@ -32,7 +32,7 @@ class HeadsApart(ConversionOps):
 
 
 class FlatPatches(ConversionOps):
-    """The kernel of a convolution over patches -> the matrix of a product with flat ones, [D, C, P, P] -> [D, C * P * P], and back."""
+    """The kernel of a convolution [D, C, P, P] -> the matrix of a product with flat patches [D, C * P * P], and back."""
 
     dim = 1
 

@@ -360,7 +360,7 @@ class GlassformerForMaskedLM(LanguageModelHead):
 class ClassifierHead(GlassformerPreTrainedModel):
     """A bare model and a linear layer on its output, perhaps after a dense one."""
 
-    shapes = ("encoder", "decoder")
+    shapes: tuple[str, ...] = ("encoder", "decoder")
     reads = "text"
 
     def __init__(self, config):

@@ -267,7 +267,7 @@ def test_what_reads_text_does_not_fit_what_reads_pictures_nor_the_other_way_roun
     pictures, text = (glassformer.from_hf(native_model(name)) for name in ("vit-bare", "bert-bare"))
     with pytest.raises(ValueError, match="does not fit bert: image_size=12, needs None"):
         glassformer.to_hf(pictures, to="bert")
-    with pytest.raises(ValueError, match="does not fit vit: .*image_size=None, needs the size of pictures"):
+    with pytest.raises(ValueError, match=r"does not fit vit: .*image_size=None, needs the size of pictures"):
         glassformer.to_hf(text, to="vit")
 
 

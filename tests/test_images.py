@@ -24,10 +24,10 @@ from glassformer.hub_card.card import write_card
 from glassformer.hub_card.files import contents
 
 
-# C channels, I height and width of a picture, P of a patch, N patches
-C, I, P = 2, 12, 4
-N = (I // P) ** 2
-SIZES = {"image_size": I, "patch_size": P, "num_channels": C, "position_encoding": "learned", "num_labels": 3}
+# C channels, W height and width of a picture, P of a patch, N patches
+C, W, P = 2, 12, 4
+N = (W // P) ** 2
+SIZES = {"image_size": W, "patch_size": P, "num_channels": C, "position_encoding": "learned", "num_labels": 3}
 
 
 def picture_config(**options) -> GlassformerConfig:
@@ -39,7 +39,7 @@ def picture_model(**options) -> GlassformerForImageClassification:
     return GlassformerForImageClassification(picture_config(**options)).eval()
 
 
-def pictures(batch: int = B, size: int = I, channels: int = C) -> torch.Tensor:
+def pictures(batch: int = B, size: int = W, channels: int = C) -> torch.Tensor:
     return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(1))
 
 
@@ -47,7 +47,7 @@ def pictures(batch: int = B, size: int = I, channels: int = C) -> torch.Tensor:
 
 
 def test_patches_are_a_convolution_that_never_overlaps():
-    embed, x = PatchEmbedding(D, I, P, C), pictures()
+    embed, x = PatchEmbedding(D, W, P, C), pictures()
     kernel = embed.projection.weight.view(D, C, P, P)
     expected = F.conv2d(x, kernel, embed.projection.bias, stride=P).flatten(2).transpose(1, 2)
     found = embed(x)
@@ -57,7 +57,7 @@ def test_patches_are_a_convolution_that_never_overlaps():
 
 
 def test_a_pixel_is_seen_by_its_own_patch_alone():
-    embed, x = PatchEmbedding(D, I, P, C), pictures()
+    embed, x = PatchEmbedding(D, W, P, C), pictures()
     changed = x.clone()
     changed[0, 1, 5, 11] += 1.0  # second row of patches, third of three
     assert (embed(x) != embed(changed)).any(-1).nonzero().tolist() == [[0, 1 + 5]]
@@ -173,8 +173,8 @@ def bright_halves(count: int) -> list[dict]:
     """Noise, brighter above (class 0) or below (class 1)."""
     rng, rows = torch.Generator().manual_seed(2), []
     for label in range(count):
-        picture = torch.randn(C, I, I, generator=rng)
-        picture[:, slice(0, I // 2) if label % 2 == 0 else slice(I // 2, I)] += 1.0
+        picture = torch.randn(C, W, W, generator=rng)
+        picture[:, slice(0, W // 2) if label % 2 == 0 else slice(W // 2, W)] += 1.0
         rows.append({"pixel_values": picture, "labels": label % 2})
     return rows
 
@@ -198,7 +198,7 @@ def folder(tmp_path):
     """A model with its image processor."""
     model = picture_model(num_channels=3, id2label={0: "lamp", 1: "pane", 2: "prism"})
     model.save_pretrained(tmp_path / "seer")
-    transformers.ViTImageProcessorPil(size={"height": I, "width": I}).save_pretrained(tmp_path / "seer")
+    transformers.ViTImageProcessorPil(size={"height": W, "width": W}).save_pretrained(tmp_path / "seer")
     return tmp_path / "seer"
 
 
@@ -282,7 +282,7 @@ def test_pictures_of_another_kind_are_refused():
     with refused("has the shape [2, 12, 12]"):
         model(pictures()[0])
     with refused("must be floats, not torch.uint8", "image processor"):
-        model(torch.zeros(B, C, I, I, dtype=torch.uint8))
+        model(torch.zeros(B, C, W, W, dtype=torch.uint8))
     with refused("is empty: pass at least one picture"):
         model(pictures()[:0])
     with refused("Got no pixel_values"):

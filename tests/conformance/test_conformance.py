@@ -53,7 +53,7 @@ SHAPES = {
         ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"],
     ),
     "Pictures": (
-        {"num_encoder_layers": 2, "num_decoder_layers": 0, "image_size": 12, "patch_size": 4},
+        {"num_encoder_layers": 2, "num_decoder_layers": 0, "image_size": 12, "patch_size": 4, "position_encoding": "learned"},
         ["Model", "ForImageClassification"],
     ),
 }
@@ -108,7 +108,7 @@ def build(shape: str, layers: str) -> type:
     counts, heads = SHAPES[shape]
     generates = "Decoder" in shape
     members = {
-        "options": SIZES | counts | LAYERS[layers],
+        "options": SIZES | LAYERS[layers] | counts,
         "is_encoder_decoder": shape == "EncoderDecoder",
         "test_resize_embeddings": shape != "Pictures",
         "all_model_classes": tuple(getattr(glassformer, f"Glassformer{head}") for head in heads),
