@@ -19,9 +19,11 @@ from glassformer import (
     GlassformerModel,
     PatchEmbedding,
 )
+from glassformer.analysis import explain
 from glassformer.analysis.checks import CHECKS, check_folder
 from glassformer.hub_card.card import write_card
 from glassformer.hub_card.files import contents
+from glassformer.training.inference import load_trained
 
 
 # C channels, W height and width of a picture, P of a patch, N patches
@@ -221,6 +223,12 @@ def test_checks_know_pictures(folder):
     assert [verdict for verdict in verdicts.values() if verdict.passed is False] == []
     assert verdicts["no leak from padding"].reason == "pictures have no padding"
     assert all(verdicts[name].passed for name in ("no pickle", "eager equals sdpa", "half precision"))
+
+
+def test_what_is_for_text_says_so(folder):
+    for load in (load_trained, explain.load):
+        with refused("holds a model that reads pictures, and this is for text"):
+            load(folder)
 
 
 @pytest.mark.parametrize("head", ["GlassformerForImageClassification", "GlassformerModel"])
