@@ -84,9 +84,16 @@ class Subject:
     def writes(self) -> bool:
         return self.model.can_generate()
 
+    @property
+    def reads_pictures(self) -> bool:
+        return self.model.main_input_name == "pixel_values"
+
     @cached_property
     def ids(self) -> Tensor:
-        """Random tokens that are nothing special: [EXAMPLES, LENGTH]"""
+        """Random tokens that are nothing special: [EXAMPLES, LENGTH]; or random pictures."""
+        if self.reads_pictures:
+            size = self.config.image_size
+            return torch.randn(EXAMPLES, self.config.num_channels, size, size, generator=torch.Generator().manual_seed(0))
         special = {value for name, value in self.config.to_dict().items() if name.endswith("token_id") and isinstance(value, int)}
         words = [token for token in range(self.config.vocab_size) if token not in special][-1000:]
         rng = torch.Generator().manual_seed(0)
@@ -95,14 +102,19 @@ class Subject:
     @torch.no_grad()
     def logits(self, ids: Tensor, mask: Tensor | None = None, target: Tensor | None = None, model: Any = None) -> Tensor:
         """Of the source for one stack, of the target for two."""
+        if self.reads_pictures:
+            return first_output((model or self.model)(pixel_values=ids))
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
         if self.has_two_stacks:
             options["decoder_input_ids"] = self.ids[: len(ids), :6] if target is None else target
-        outputs = (model or self.model)(input_ids=ids, **options)
-        for name in ("logits", "start_logits", "last_hidden_state"):
-            if (found := getattr(outputs, name, None)) is not None:
-                return found
-        raise NotApplicable("the model puts out no logits")
+        return first_output((model or self.model)(input_ids=ids, **options))
+
+
+def first_output(outputs: Any) -> Tensor:
+    for name in ("logits", "start_logits", "last_hidden_state"):
+        if (found := getattr(outputs, name, None)) is not None:
+            return found
+    raise NotApplicable("the model puts out no logits")
 
 
 def close(one: Tensor, other: Tensor, what: str) -> str:
@@ -211,6 +223,8 @@ def kernels_agree(subject: Subject) -> str:
 
 def padding_is_not_seen(subject: Subject) -> str:
     """A text alone, and with padding that holds other tokens."""
+    if subject.reads_pictures:
+        raise NotApplicable("pictures have no padding")
     alone = subject.logits(subject.ids[:1, : LENGTH - 4])
     mask = torch.ones(1, LENGTH, dtype=torch.long)
     mask[:, -4:] = 0

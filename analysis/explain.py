@@ -131,6 +131,8 @@ def load(folder: str | Path) -> AttentionVisualizer:
     folder = Path(folder)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{folder} holds no config.json: give the folder of a saved model.")
+    if (folder / "preprocessor_config.json").exists():
+        raise ValueError(f"{folder} holds a model that reads pictures, and this is for text: give another.")
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise ValueError(f"{folder} holds no tokenizer: save the model's own beside it, with tokenizer.save_pretrained.")
     try:

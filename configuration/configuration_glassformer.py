@@ -39,6 +39,7 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_glassformer.GlassformerForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_glassformer.GlassformerForTokenClassification",
     "AutoModelForQuestionAnswering": "modeling_glassformer.GlassformerForQuestionAnswering",
+    "AutoModelForImageClassification": "modeling_glassformer.GlassformerForImageClassification",
 }
 
 CHOICES = {
@@ -56,6 +57,7 @@ OPTIONAL = (("problem_type", None), ("classifier_activation", None))  # choices 
 POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
     "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
+    "image_size", "patch_size", "num_channels",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
 NOT_NEGATIVE = ("num_token_types", "bigram_rows", "position_offset")
@@ -108,6 +110,7 @@ class GlassformerConfig(PreTrainedConfig):
     >>> GlassformerConfig()                                            # encoder-decoder, base size of the paper
     >>> GlassformerConfig(num_decoder_layers=0)                        # encoder
     >>> GlassformerConfig(num_encoder_layers=0)                        # decoder
+    >>> GlassformerConfig(num_decoder_layers=0, image_size=224)        # encoder of pictures
     >>> GlassformerConfig.from_preset("tiny", position_encoding="rope")
 
     Args, beside those that the comments below explain:
@@ -147,7 +150,12 @@ class GlassformerConfig(PreTrainedConfig):
     d_ff: int = 2048  # inner width of the feed-forward network
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
-    max_position_embeddings: int = 512  # a hard limit for learned positions only
+    max_position_embeddings: int = 512  # a hard limit for learned positions only; for pictures: 1 + the number of patches
+
+    # Pictures; an encoder that reads them has no vocabulary, whatever is said about tokens below and above
+    image_size: int | None = None  # their height and width; None: it reads text
+    patch_size: int = 16  # height and width of the squares that they are cut into
+    num_channels: int = 3
 
     # Layers
     norm: str = "layernorm"
@@ -181,7 +189,7 @@ class GlassformerConfig(PreTrainedConfig):
     output_transform: str = "none"  # before the output: "scale" by d_model^-0.5 (T5), "dense" layer, activation, norm (BERT)
     output_bias: bool = False  # added to the logits
     logit_softcap: float | int | None = None  # squeeze the final logits into (-cap, cap) with tanh
-    pooling: str | None = None  # of classification heads; None: "mean" for an encoder, "last" for a decoder
+    pooling: str | None = None  # of classification heads; None: "mean" for an encoder, "first" for pictures, "last" for a decoder
     classifier_activation: str | None = None  # a dense layer with this activation before the classifier; BERT: "tanh"
     classifier_bias: bool = True
 
@@ -223,11 +231,13 @@ class GlassformerConfig(PreTrainedConfig):
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
         if self.pooling is None:
-            self.pooling = "last" if self.shape == "decoder" else "mean"
+            self.pooling = "last" if self.shape == "decoder" else "mean" if self.image_size is None else "first"
         self.is_encoder_decoder = self.shape == "encoder-decoder"  # whatever was passed
         if self.is_encoder_decoder and self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.bos_token_id
         self.validate_glassformer()
+        if self.image_size is not None:
+            self.max_position_embeddings = 1 + self.num_patches
         self._warn_about_doubtful_values()
 
     # What follows from the fields
@@ -243,6 +253,11 @@ class GlassformerConfig(PreTrainedConfig):
     def d_k(self) -> int:
         """Width of one head."""
         return self.head_width or self.d_model // self.num_heads
+
+    @property
+    def num_patches(self) -> int:
+        """Of a picture; none, where text is read."""
+        return (self.image_size // self.patch_size) ** 2 if self.image_size else 0
 
     @property
     def num_hidden_layers(self) -> int:
@@ -275,7 +290,8 @@ class GlassformerConfig(PreTrainedConfig):
         for stack, attentions in stacks.items():
             if stack not in self.shape:
                 continue
-            plan[f"{stack}.embed_tokens"] = "embedding_rowwise"
+            if self.image_size is None:
+                plan[f"{stack}.embed_tokens"] = "embedding_rowwise"
             # A position bias is made for all heads at once: those heads stay together.
             if self.position_encoding not in ("alibi", "relative"):
                 for name in attentions:
@@ -289,7 +305,8 @@ class GlassformerConfig(PreTrainedConfig):
         plan: dict[str, str] = {}
         for stack in ("encoder", "decoder"):
             if stack in self.shape:
-                plan |= {f"{stack}.embed_tokens": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
+                embedding = "embed_tokens" if self.image_size is None else "embed_patches"
+                plan |= {f"{stack}.{embedding}": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
                 if self.norm_position != "post":
                     plan[f"{stack}.norm"] = "keep_full_weight"
         return plan
@@ -395,6 +412,7 @@ class GlassformerConfig(PreTrainedConfig):
         self._validate_heads()
         self._validate_pruned_heads()
         self._validate_special_ids()
+        self._validate_pictures()
         if self.attention_window == 1:
             raise ValueError("attention_window=1 lets a token see itself alone: choose at least 2, or None for no window.")
         if self.shape == "decoder" and self.pooling == "first":
@@ -437,6 +455,20 @@ class GlassformerConfig(PreTrainedConfig):
         if self.position_encoding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} is odd, but sinusoidal positions pair a sine with a cosine: choose an even width."
+            )
+
+    def _validate_pictures(self) -> None:
+        if self.image_size is None:
+            return
+        if self.shape != "encoder":
+            raise ValueError(
+                f"image_size={self.image_size} is for an encoder by itself, not for the shape {self.shape}: set "
+                f"num_decoder_layers=0, or leave image_size out."
+            )
+        if remainder := self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size={self.image_size} is not divisible by patch_size={self.patch_size} (remainder {remainder}): change "
+                f"one of them so that patches cover the picture."
             )
 
     def _validate_pruned_heads(self) -> None:

@@ -31,7 +31,7 @@ import glassformer
 from .families import FAMILIES
 from .family import HEADS, Family, several
 from .fit import CLASSIFIERS, choice, describe_fits, fits, stands_in_the_way, stands_in_their_way
-from .folders import copy_tokenizer, new_folder
+from .folders import copy_readers, new_folder
 
 
 # From model to model
@@ -42,7 +42,7 @@ def from_hf(source: PreTrainedModel | str | Path, head: str | None = None) -> An
 
     The same, that is, from the same `attention_mask`: without one, an encoder of ours hides pad tokens, most others do not.
     `head` asks for another head than the folder was saved with: "model", "causal-lm", "seq2seq-lm", "masked-lm",
-    "sequence-classification", "token-classification" or "question-answering".
+    "sequence-classification", "token-classification", "question-answering" or "image-classification".
     """
     if not isinstance(source, PreTrainedModel):
         return to_ours(load_native(source, head), release=True)
@@ -164,6 +164,8 @@ def labels(config: Any, head: str) -> dict[str, Any]:
 
 # Weights
 
+ENDS = (".weight", ".bias", "")  # modules have a weight and perhaps a bias; the name of a single tensor is complete as it is
+
 
 class Move(NamedTuple):
     """Tensors of theirs that become tensors of ours, all by their full names."""
@@ -192,18 +194,13 @@ def find_moves(family: Family, head: str, model: Any, native: Any) -> list[Move]
         our_names = several(our_names)
         layers = range(counts[our_names[0].partition(".")[0]]) if "*" in our_names[0] else [0]
         for layer in layers:
-            for end in ends(our_names[0]):
+            for end in ENDS:
                 names = [f"{our_prefix}{name}{end}".replace("*", str(layer)) for name in our_names]
                 name = f"{their_prefix}{their_name}{end}".replace("*", str(layer))
                 if names[0] in ours and name in theirs:
                     possible = [each for each in operations if last_dimension(each) < ours[names[0]].dim()]
                     moves.append(Move(names, [name], possible))
     return moves
-
-
-def ends(name: str) -> tuple[str, ...]:
-    """Modules have a weight and perhaps a bias; the name of a single tensor is complete as it is."""
-    return ("",) if name.endswith((".weight", ".bias")) else (".weight", ".bias")
 
 
 def last_dimension(operation: ConversionOps) -> int:
@@ -300,7 +297,7 @@ def load_native(source: str | Path, head: str | None = None) -> PreTrainedModel:
     family = family_of(config)
     ours = HEADS.get(head or "", "")
     if head is None:
-        ours = our_head(family, config.architectures[0]) if config.architectures else family.token_head
+        ours = our_head(family, config.architectures[0]) if config.architectures else family.main_head
     elif ours not in family.heads:
         names = [name for name, known in HEADS.items() if known in family.heads]
         raise ValueError(f"{family.name} has no head {head!r}: choose one of {', '.join(names)}.")
@@ -321,16 +318,16 @@ def load_weights(model_class: Any, source: str | Path) -> tuple[Any, dict[str, A
 
 
 def import_folder(source: str | Path, out: str | Path, head: str | None = None) -> Any:
-    """A native folder or Hub name becomes a folder of ours, tokenizer and generation settings included."""
+    """A native folder or Hub name becomes a folder of ours, tokenizer or image processor and generation settings included."""
     with new_folder(Path(out)) as folder:
         model = from_hf(source, head)
         model.save_pretrained(folder)
-        copy_tokenizer(source, folder)
+        copy_readers(source, folder)
     return model
 
 
 def export_folder(folder: str | Path, to: str, out: str | Path) -> PreTrainedModel:
-    """A folder of ours becomes a native one, tokenizer and generation settings included."""
+    """A folder of ours becomes a native one, tokenizer or image processor and generation settings included."""
     config = load_our_config(folder)
     head = config.architectures[0]
     family = choose_family(config, head, to)
@@ -338,7 +335,7 @@ def export_folder(folder: str | Path, to: str, out: str | Path) -> PreTrainedMod
         model, _ = load_weights(getattr(glassformer, head), folder)
         native = to_native(model, family, release=True)
         native.save_pretrained(draft)
-        copy_tokenizer(folder, draft)
+        copy_readers(folder, draft)
     return native
 
 

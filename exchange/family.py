@@ -40,6 +40,7 @@ HEADS = {
     "sequence-classification": "GlassformerForSequenceClassification",
     "token-classification": "GlassformerForTokenClassification",
     "question-answering": "GlassformerForQuestionAnswering",
+    "image-classification": "GlassformerForImageClassification",
 }
 
 
@@ -93,8 +94,10 @@ class Family:
     their_objections: Callable[[Any], list[str]] = lambda theirs: []
 
     @property
-    def token_head(self) -> str:
-        """Our class that predicts tokens."""
+    def main_head(self) -> str:
+        """Our class that predicts tokens or, of a family that reads pictures, classes."""
+        if "GlassformerForImageClassification" in self.heads:
+            return "GlassformerForImageClassification"
         return {
             "decoder": "GlassformerForCausalLM",
             "encoder": "GlassformerForMaskedLM",

@@ -17,7 +17,8 @@ from .family import Family, several
 
 
 TOKEN_HEADS = ("GlassformerForCausalLM", "GlassformerForConditionalGeneration", "GlassformerForMaskedLM")
-CLASSIFIERS = ("GlassformerForSequenceClassification", "GlassformerForTokenClassification")
+POOLING_HEADS = ("GlassformerForSequenceClassification", "GlassformerForImageClassification")
+CLASSIFIERS = (*POOLING_HEADS, "GlassformerForTokenClassification")
 
 # Choices that change nothing about a trained model.
 TRAINING = (
@@ -26,6 +27,7 @@ TRAINING = (
 )  # fmt: skip
 # What a choice has to be where an architecture does not mention it.
 PLAIN: dict[str, Any] = {
+    "image_size": None,
     "scale_attention": True,
     "qk_norm": False,
     "attention_window": None,
@@ -58,10 +60,10 @@ def fits(config: Any, head: str | None = None) -> list[Fit]:
 
 
 def stands_in_the_way(config: Any, family: Family, head: str | None = None) -> list[str]:
-    """Why a model of this config cannot become one of this family; by default, the model that predicts tokens."""
+    """Why a model of this config cannot become one of this family; by default, with the main head."""
     if config.shape != family.shape:
         return [f"shape={config.shape}, needs {family.shape}"]
-    head = head or family.token_head
+    head = head or family.main_head
     if head not in family.heads:
         return [f"{family.name} has no head like {head}"]
     needed = built_in(config, family) | family.heads[head].fixed
@@ -87,8 +89,12 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
         idle |= {"output_transform", "output_bias", "logit_softcap"}
     if head not in CLASSIFIERS:
         idle |= {"classifier_activation", "classifier_bias"}
-    if head != "GlassformerForSequenceClassification":
+    if head not in POOLING_HEADS:
         idle |= {"pooling"}
+    if config.image_size is None:
+        idle |= {"patch_size", "num_channels"}
+    else:
+        idle |= {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "scale_embedding", "max_position_embeddings"}
     if config.position_encoding != "learned":
         idle |= {"position_offset"}
     if config.position_encoding not in ("learned", "rope"):
@@ -141,7 +147,7 @@ def describe_fits(config: Any, head: str | None = None) -> str:
     lines = []
     for fit in fits(config, head):
         family = fit.family
-        found = fit.reasons or [family.heads[head or family.token_head].theirs]
+        found = fit.reasons or [family.heads[head or family.main_head].theirs]
         lines.append(f"{family.name:12}{'no' if fit.reasons else 'fits':6}{found[0]}")
         lines += [f"{'':18}{reason}" for reason in found[1:]]
     return "\n".join(lines)

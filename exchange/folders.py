@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""Folders that are written whole or not at all, and the tokenizer that travels along."""
+"""Folders that are written whole or not at all, and what travels along: tokenizers, or what prepares pictures."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoImageProcessor, AutoTokenizer
 from transformers.utils import cached_file
 
 
@@ -38,18 +38,25 @@ def new_folder(place: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def load_tokenizer(source: str | Path) -> Any:
+# What there is to copy: the class that loads it, the file that tells of it, and its name in a sentence.
+READERS = (
+    (AutoTokenizer, "tokenizer_config.json", "tokenizer"),
+    (AutoImageProcessor, "preprocessor_config.json", "image processor"),
+)
+
+
+def load_reader(auto_class: Any, name: str, source: str | Path) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return auto_class.from_pretrained(source)
     except (ImportError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"The tokenizer of {source} cannot be loaded: {reason}") from error
+        raise ValueError(f"The {name} of {source} cannot be loaded: {reason}") from error
 
 
-def copy_tokenizer(source: str | Path, place: Path) -> None:
-    """The tokenizer of a folder or Hub name, if it has one."""
-    has_tokenizer = cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    if has_tokenizer:
-        load_tokenizer(source).save_pretrained(place)
+def copy_readers(source: str | Path, place: Path) -> None:
+    """Tokenizer and image processor of a folder or Hub name, where it has one."""
+    for auto_class, file, name in READERS:
+        if cached_file(source, file, _raise_exceptions_for_missing_entries=False):
+            load_reader(auto_class, name, source).save_pretrained(place)
     if (second := Path(source) / TARGET_TOKENIZER).is_dir():
         shutil.copytree(second, place / TARGET_TOKENIZER)

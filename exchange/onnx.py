@@ -8,6 +8,7 @@
 """ONNX: a trained model as graphs that ONNX Runtime runs without torch, in any batch and length.
 
     reads only          model.onnx     input_ids, attention_mask -> logits
+    reads pictures      model.onnx     pixel_values -> logits
     decoder             model.onnx     input_ids, attention_mask, position_ids, past -> logits, present
     encoder-decoder     encoder.onnx   input_ids, attention_mask -> memory
                         decoder.onnx   input_ids, attention_mask, memory, past -> logits, present
@@ -43,12 +44,14 @@ KEPT = (
     "tokenizer_config.json",
     "chat_template.jinja",
     "target_tokenizer",
+    "preprocessor_config.json",
 )
 OUTPUTS = {
     "GlassformerForMaskedLM": ("logits",),
     "GlassformerForSequenceClassification": ("logits",),
     "GlassformerForTokenClassification": ("logits",),
     "GlassformerForQuestionAnswering": ("start_logits", "end_logits"),
+    "GlassformerForImageClassification": ("logits",),
 }
 
 
@@ -142,6 +145,25 @@ class Reader(Graph):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return tuple(outputs[name] for name in self.output_names)
+
+
+class Viewer(Graph):
+    """A model that answers about pictures, which have one size."""
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        return {"pixel_values": {0: "batch"}}
+
+    @property
+    def output_names(self) -> list[str]:
+        return list(OUTPUTS[type(self.model).__name__])
+
+    def sample(self, batch: int, length: int, past: int) -> dict[str, Any]:
+        config = self.model.config
+        return {"pixel_values": torch.randn(batch, config.num_channels, config.image_size, config.image_size)}
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
+        return (self.model(pixel_values=pixel_values).logits,)
 
 
 class Memory(Graph):
@@ -245,7 +267,7 @@ def graphs_of(model: PreTrainedModel) -> dict[str, Graph]:
         return {"model.onnx": Writer(model)}
     if type(model).__name__ == "GlassformerForConditionalGeneration":
         return {"encoder.onnx": Memory(model), "decoder.onnx": WriterFromMemory(model)}
-    return {"model.onnx": Reader(model)}
+    return {"model.onnx": Viewer(model) if model.config.image_size else Reader(model)}
 
 
 # Writing and checking

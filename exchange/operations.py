@@ -31,8 +31,27 @@ class HeadsApart(ConversionOps):
         return HeadsApart(not self.inverse)
 
 
+class FlatPatches(ConversionOps):
+    """The kernel of a convolution [D, C, P, P] -> the matrix of a product with flat patches [D, C * P * P], and back."""
+
+    dim = 1
+
+    def __init__(self, inverse: bool = False):
+        self.inverse = inverse
+
+    @torch.no_grad()
+    def convert(self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], config=None, **kwargs):
+        ((tensor,),) = input_dict.values()
+        kernel = (config.num_channels, config.patch_size, config.patch_size)
+        return {target_patterns[0]: tensor.unflatten(1, kernel) if self.inverse else tensor.flatten(1)}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return FlatPatches(not self.inverse)
+
+
 class Row(ConversionOps):
-    """[1, N] -> [N], and back."""
+    """[1, N, ...] -> [N, ...], and back."""
 
     def __init__(self, inverse: bool = False):
         self.inverse = inverse

@@ -28,6 +28,7 @@ TASKS = {  # the pipeline of a head
     "GlassformerForSequenceClassification": "text-classification",
     "GlassformerForTokenClassification": "token-classification",
     "GlassformerForQuestionAnswering": "question-answering",
+    "GlassformerForImageClassification": "image-classification",
 }
 BUILT_IN = "builtin:"
 
@@ -55,7 +56,12 @@ class Facts:
     @property
     def task(self) -> str:
         """What the Hub calls a pipeline."""
-        return self.card.get("task") or TASKS[self.head]
+        task = TASKS[self.head]
+        return self.card.get("task") or (f"image-{task}" if self.reads_pictures and task == "feature-extraction" else task)
+
+    @property
+    def reads_pictures(self) -> bool:
+        return self.config.get("image_size") is not None
 
     @property
     def shape(self) -> str:

@@ -24,7 +24,7 @@ TOKENIZER = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 }  # fmt: skip
-OTHERS = {"config.json", "generation_config.json", "LICENSE", CARD}
+OTHERS = {"config.json", "generation_config.json", "preprocessor_config.json", "LICENSE", CARD}
 TARGET = "target_tokenizer"  # of models that read one vocabulary and write another
 
 LEFT_OUT = {  # why, for what a run leaves beside its model

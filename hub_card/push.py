@@ -32,6 +32,7 @@ from huggingface_hub.utils import validate_repo_id
 import glassformer
 
 from .card import write_card
+from .facts import read_facts
 from .files import WEIGHTS, Contents, contents
 
 
@@ -71,8 +72,10 @@ def push(
         raise HubError(f"{repo} is there already and public: make it private in its settings first, or drop --private.")
     write_card(folder, repo)
     found = contents(folder)
-    if "tokenizer_config.json" not in found.upload:
-        logger.warning(f"{folder} has no tokenizer: those who load the model will have to get one elsewhere.")
+    pictures = read_facts(folder).reads_pictures
+    name, file = ("image processor", "preprocessor_config.json") if pictures else ("tokenizer", "tokenizer_config.json")
+    if file not in found.upload:
+        logger.warning(f"{folder} has no {name}: those who load the model will have to get one elsewhere.")
     with in_a_sentence(repo, api):
         if before is None:
             api.create_repo(repo, private=private)

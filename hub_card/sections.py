@@ -18,7 +18,10 @@ from .again import recipe_text, training_command
 from .facts import Facts
 
 
-HELD_BY_TRANSFORMERS = ("text-generation", "fill-mask", "text-classification", "token-classification", "feature-extraction")
+HELD_BY_TRANSFORMERS = (
+    "text-generation", "fill-mask", "text-classification", "token-classification", "feature-extraction", "image-classification",
+    "image-feature-extraction",
+)  # fmt: skip
 ANSWER_TO = ("source", "text", "tokens", "question")  # the columns that a model is asked with
 SHOWN = 5  # sample predictions
 LONGEST = 300  # characters of a sample
@@ -30,16 +33,19 @@ KINDS = {
     "GlassformerForSequenceClassification": "classifies texts",
     "GlassformerForTokenClassification": "labels words",
     "GlassformerForQuestionAnswering": "finds answers in texts",
+    "GlassformerForImageClassification": "classifies pictures",
 }
 
 
 def about(facts: Facts) -> str:
     description = facts.recipe.get("description")
+    bare = facts.head == "GlassformerModel" and facts.reads_pictures
+    kind = "reads pictures and gives a vector for each patch" if bare else KINDS[facts.head]
     article = "an" if facts.shape[0] in "aeiou" else "a"
     lines = [
         f"# {facts.name}",
         *([f"{sentence(description)}"] if description else []),
-        f"A Transformer that {KINDS[facts.head]}: {article} {facts.shape} with {sum(facts.parameters.values()):,} parameters"
+        f"A Transformer that {kind}: {article} {facts.shape} with {sum(facts.parameters.values()):,} parameters"
         f"{' trained ' + origin(facts) if facts.run else ''}, made with glassformer, a readable implementation of "
         f'["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) that is at home in transformers.',
     ]
@@ -67,9 +73,10 @@ def usage(facts: Facts, repo: str) -> str:
 
 
 def load_lines(facts: Facts, repo: str, trust: str = "") -> list[str]:
+    reader, name = ("AutoImageProcessor", "processor") if facts.reads_pictures else ("AutoTokenizer", "tokenizer")
     lines = [
-        f"from transformers import {facts.auto_class}, AutoTokenizer",
-        f'tokenizer = AutoTokenizer.from_pretrained("{repo}"{trust})',
+        f"from transformers import {facts.auto_class}, {reader}",
+        f'{name} = {reader}.from_pretrained("{repo}"{trust})',
         f'model = {facts.auto_class}.from_pretrained("{repo}"{trust})',
     ]
     if facts.writes_another_vocabulary:
@@ -79,7 +86,7 @@ def load_lines(facts: Facts, repo: str, trust: str = "") -> list[str]:
 
 def pipeline_lines(facts: Facts, repo: str, trust: str = "") -> list[str]:
     special = {"question-answering": 'question="...", context="..."', "fill-mask": f'"... {facts.mask_token} ..."'}
-    text = special.get(facts.task, '"..."')
+    text = '"picture.png"' if facts.reads_pictures else special.get(facts.task, '"..."')
     call = f'pipeline("{facts.task}", model="{repo}"{trust})({text})'
     return ["from transformers import pipeline", f"print({call})"]
 
@@ -100,11 +107,17 @@ def architecture(facts: Facts) -> str:
         "norms": f"{config['norm']}, {config['norm_position']}",
         "positions": config["position_encoding"],
         "attention window": config.get("attention_window"),
-        "vocabulary": f"{config['vocab_size']:,}",
+        "pictures": f"{picture_size(config)}, in patches of {config['patch_size']}" if facts.reads_pictures else None,
+        "vocabulary": None if facts.reads_pictures else f"{config['vocab_size']:,}",
     }
     counted = {f"parameters: {part}": f"{count:,}" for part, count in facts.parameters.items()}
     counted["**parameters**"] = f"**{sum(facts.parameters.values()):,}**"
     return f"## Architecture\n\n{table(('', facts.shape), {**rows, **counted})}"
+
+
+def picture_size(config: dict[str, Any]) -> str:
+    size, channels = config["image_size"], config["num_channels"]
+    return f"{size} x {size} pixels of {channels} channel{'s' if channels > 1 else ''}"
 
 
 def table(head: Iterable[str], rows: dict[str, Any]) -> str:
@@ -217,7 +230,8 @@ def asked(row: dict[str, Any]) -> str:
 
 
 def limits(facts: Facts) -> str:
-    lines = ["## Limits", f"- It reads at most {facts.config['max_position_embeddings']:,} tokens at a time."]
+    reads = f"at most {facts.config['max_position_embeddings']:,} tokens at a time"
+    lines = ["## Limits", f"- It reads {f'pictures of {picture_size(facts.config)}' if facts.reads_pictures else reads}."]
     if facts.run:
         longest = facts.recipe["data"]["max_length"] or facts.config["max_position_embeddings"]
         lines[1] = f"- It was trained on texts of at most {longest:,} tokens; what it makes of longer ones was not measured."

@@ -23,6 +23,7 @@ _MODULES = {
     "modeling_glassformer": [
         "GlassformerForCausalLM",
         "GlassformerForConditionalGeneration",
+        "GlassformerForImageClassification",
         "GlassformerForMaskedLM",
         "GlassformerForQuestionAnswering",
         "GlassformerForSequenceClassification",
@@ -32,6 +33,7 @@ _MODULES = {
     ],
     "norms": ["RMSNorm"],
     "packed_linear": ["quantize_int8"],
+    "patches": ["PatchEmbedding"],
     "positions": [
         "AlibiBias",
         "LearnedPositionEncoding",
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from .modeling_glassformer import (
         GlassformerForCausalLM,
         GlassformerForConditionalGeneration,
+        GlassformerForImageClassification,
         GlassformerForMaskedLM,
         GlassformerForQuestionAnswering,
         GlassformerForSequenceClassification,
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     )
     from .norms import RMSNorm
     from .packed_linear import quantize_int8
+    from .patches import PatchEmbedding
     from .positions import (
         AlibiBias,
         LearnedPositionEncoding,

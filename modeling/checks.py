@@ -63,6 +63,31 @@ def check_inputs(name: str, input_ids: Tensor | None, embeds_name: str, inputs_e
             raise ValueError(f"{given_name} of shape {list(given.shape)} is empty: pass at least one sequence of one token.")
 
 
+def check_modality(image_size: int | None, pixel_values: Any, others: dict[str, Any]) -> None:
+    """A model reads pictures or text, as its config says."""
+    if image_size is None and pixel_values is not None:
+        raise ValueError("Got pixel_values, but this model reads text: pass input_ids, or set image_size in the config.")
+    if image_size is not None and (given := [name for name, value in others.items() if value is not None]):
+        raise ValueError(f"Got {given[0]}, but this model reads pictures (image_size={image_size}): pass pixel_values alone.")
+
+
+def check_pixel_values(pixel_values: Any, image_size: int, num_channels: int) -> None:
+    """Pictures [B, C, H, W] of the size that the model was made for, at least one."""
+    if not isinstance(pixel_values, Tensor):
+        what = "no pixel_values" if pixel_values is None else f"pixel_values of type {type(pixel_values).__name__}"
+        raise ValueError(f"Got {what}: pass the tensor [B, C, H, W] that an image processor makes of pictures.")
+    if not pixel_values.is_floating_point():
+        raise ValueError(f"pixel_values must be floats, not {pixel_values.dtype}: scale them with the model's image processor.")
+    wanted, shape = (num_channels, image_size, image_size), list(pixel_values.shape)
+    if len(shape) != 4 or tuple(shape[1:]) != wanted:
+        raise ValueError(
+            f"pixel_values has the shape {shape}, but this model reads [B, {', '.join(map(str, wanted))}]: make pictures of "
+            f"{num_channels} channels and {image_size} x {image_size} pixels, as the model's image processor does."
+        )
+    if not is_tracing(pixel_values) and shape[0] == 0:
+        raise ValueError(f"pixel_values of shape {shape} is empty: pass at least one picture.")
+
+
 def check_attention_mask(name: str, mask: Any, batch: int, heads: int, num_queries: int, num_keys: int) -> Any:
     """A padding mask [B, S], or a boolean mask [B, T, S], or one that is used as it is, [B, 1 or H, T, S]."""
     if mask is None or isinstance(mask, BlockMask):

@@ -15,11 +15,12 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import MultiHeadAttention
-from .checks import check_position_ids, check_token_types, check_width
+from .checks import check_modality, check_position_ids, check_token_types, check_width
 from .dropout import Dropout
 from .embeddings import BigramEmbedding
 from .masking import encoder_mask
 from .packing import lengths_to_pack, pack, unpack
+from .patches import PatchEmbedding
 from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
 
 
@@ -51,13 +52,16 @@ class EncoderLayer(GradientCheckpointingLayer):
 
 
 class Encoder(Stack):
-    """Reads the whole source at once, in both directions."""
+    """Reads the whole source at once, in both directions: tokens or, with an `image_size`, patches of a picture."""
 
     shapes = ("encoder-decoder", "encoder")
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
 
     def __init__(self, config):
         super().__init__(config, is_decoder=False)
+        self.embed_patches: nn.Module | None = None
+        if config.image_size is not None:
+            self.embed_patches = PatchEmbedding(config.d_model, config.image_size, config.patch_size, config.num_channels)
         self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
         self.bigrams = BigramEmbedding(config.bigram_rows, config.d_model) if config.bigram_rows else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
@@ -72,9 +76,11 @@ class Encoder(Stack):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput:
-        x = self.embed(input_ids, inputs_embeds)
+        check_modality(self.config.image_size, pixel_values, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
+        x = self.embed(input_ids, inputs_embeds) if self.embed_patches is None else self.embed_patches(pixel_values)
         batch, length = x.shape[:2]
         if self.token_types is not None:
             x = x + self.embed_types(token_type_ids, batch, length)

@@ -20,6 +20,7 @@ from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
+    ImageClassifierOutput,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     Seq2SeqLMOutput,
@@ -31,7 +32,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
-from .checks import IGNORED
+from .checks import IGNORED, check_modality
 from .decoder import Decoder
 from .decoding import StepwiseGeneration, steps_of
 from .dropout import Dropout
@@ -75,16 +76,19 @@ class GlassformerModel(GlassformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput | BaseModelOutputWithPast | Seq2SeqModelOutput:
         """Ids [B, S] (and [B, T] for the decoder of an encoder-decoder) -> last_hidden_state [B, S or T, D].
 
         Masks are True for tokens and False for padding. An encoder that is given ids and no mask hides pad tokens.
-        Token types are an encoder's, and ignored by one that has none.
+        Token types are an encoder's, and ignored by one that has none. An encoder of pictures takes `pixel_values` [B, C, H, W]
+        and nothing else, and S is then 1 + the number of patches.
         """
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if self.encoder is None:
+            check_modality(self.config.image_size, pixel_values, {})
             outputs = self.decoder(
                 input_ids, attention_mask, position_ids,
                 past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
@@ -101,8 +105,9 @@ class GlassformerModel(GlassformerPreTrainedModel):
             if self.decoder is not None and input_ids is None and inputs_embeds is None:
                 raise ValueError("The encoder got no input: pass input_ids, inputs_embeds or encoder_outputs.")
             encoder_outputs = self.encoder(
-                input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
-            )
+                input_ids, attention_mask, position_ids,
+                inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, pixel_values=pixel_values, **kwargs,
+            )  # fmt: skip
         if self.decoder is None:
             return encoder_outputs
         if isinstance(encoder_outputs, (tuple, list)):
@@ -130,10 +135,15 @@ class GlassformerModel(GlassformerPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
         )
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return (self.encoder or self.decoder).embed_tokens
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of tokens or, where pictures are read, the projection of patches."""
+        stack = self.encoder or self.decoder
+        return stack.embed_tokens if self.config.image_size is None else stack.embed_patches.projection
 
-    def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
+    def set_input_embeddings(self, embeddings: nn.Module) -> None:
+        if self.config.image_size is not None:
+            self.encoder.embed_patches.projection = embeddings
+            return
         (self.encoder or self.decoder).embed_tokens = embeddings
         if self.config.is_encoder_decoder and self._tied_weights_keys and self.config.tie_word_embeddings:
             self.decoder.embed_tokens = embeddings
@@ -145,6 +155,7 @@ class GlassformerModel(GlassformerPreTrainedModel):
 class LanguageModelHead(GlassformerPreTrainedModel):
     """What the three heads that predict tokens share: logits from hidden states, and their loss."""
 
+    reads = "text"
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config):
@@ -343,13 +354,14 @@ class GlassformerForMaskedLM(LanguageModelHead):
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
-# Heads that judge text
+# Heads that judge
 
 
 class ClassifierHead(GlassformerPreTrainedModel):
     """A bare model and a linear layer on its output, perhaps after a dense one."""
 
-    shapes = ("encoder", "decoder")
+    shapes: tuple[str, ...] = ("encoder", "decoder")
+    reads = "text"
 
     def __init__(self, config):
         super().__init__(config)
@@ -360,6 +372,21 @@ class ClassifierHead(GlassformerPreTrainedModel):
         self.pre_classifier = DenseActivation(config.d_model, activation) if activation else nn.Identity()
         self.classifier = nn.Linear(config.d_model, config.num_labels, bias=config.classifier_bias)
         self.post_init()
+
+    def judge(
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, num_labels] for each whole sequence of hidden states [B, S, D], and their loss."""
+        pooled = pool(hidden, tokens, self.config.pooling)
+        logits = self.classifier(self.dropout(self.pre_classifier(pooled)))
+        if labels is None:
+            return logits, None
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        return logits, classification_loss(logits, labels, self.config.problem_type, smoothing, num_items_in_batch)
 
 
 class GlassformerForSequenceClassification(ClassifierHead):
@@ -384,15 +411,32 @@ class GlassformerForSequenceClassification(ClassifierHead):
             input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
         )
         tokens = self.token_mask(input_ids, attention_mask)
-        pooled = pool(outputs.last_hidden_state, tokens, self.config.pooling)
-        logits = self.classifier(self.dropout(self.pre_classifier(pooled)))
-        loss = None
-        if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = classification_loss(logits, labels, self.config.problem_type, smoothing, num_items_in_batch)
+        logits, loss = self.judge(outputs.last_hidden_state, tokens, labels, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+class GlassformerForImageClassification(ClassifierHead):
+    """One answer for a picture: a class, several labels, or a number."""
+
+    _auto_class = "AutoModelForImageClassification"  # its code is saved beside its weights
+    shapes = ("encoder",)
+    reads = "pictures"
+    main_input_name = "pixel_values"
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """Pictures [B, C, H, W] -> logits [B, num_labels]; for `labels`, see `GlassformerForSequenceClassification`."""
+        outputs = self.model(pixel_values=pixel_values, **kwargs)
+        logits, loss = self.judge(outputs.last_hidden_state, None, labels, num_items_in_batch)
+        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
 def pool(hidden: Tensor, tokens: Tensor | None, how: str) -> Tensor:
@@ -450,6 +494,7 @@ class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
     _auto_class = "AutoModelForQuestionAnswering"  # its code is saved beside its weights
 
     shapes = ("encoder", "decoder")
+    reads = "text"
 
     def __init__(self, config):
         super().__init__(config)
@@ -492,6 +537,7 @@ class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
 __all__ = [
     "GlassformerForCausalLM",
     "GlassformerForConditionalGeneration",
+    "GlassformerForImageClassification",
     "GlassformerForMaskedLM",
     "GlassformerForQuestionAnswering",
     "GlassformerForSequenceClassification",

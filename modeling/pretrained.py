@@ -18,15 +18,18 @@ from .embeddings import BigramEmbedding, OutputProjection
 from .masking import padding_mask
 from .norms import RMSNorm, RMSNorm1p
 from .packed_linear import Int8Linear
+from .patches import PatchEmbedding
 from .positions import AlibiBias, RotaryPositionEncoding
 
 
 class GlassformerPreTrainedModel(PreTrainedModel):
-    """Base class. A subclass names in `shapes` the shapes of config that it can be built from."""
+    """Base class. A subclass names in `shapes` the shapes of config that it can be built from, and in `reads` the one kind of
+    input that it is for, "text" or "pictures"."""
 
     config_class = GlassformerConfig
     base_model_prefix = "model"
     shapes: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")
+    reads: str | None = None
 
     supports_gradient_checkpointing = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
@@ -48,6 +51,15 @@ class GlassformerPreTrainedModel(PreTrainedModel):
                 f"{config.num_encoder_layers} and num_decoder_layers={config.num_decoder_layers} make the shape "
                 f"{config.shape}: {cure}."
             )
+        reads = "text" if config.image_size is None else "pictures"
+        if self.reads not in (None, reads):
+            cure = "leave image_size out" if reads == "pictures" else "set image_size to their height and width"
+            raise ValueError(
+                f"{type(self).__name__} reads {self.reads}, but image_size={config.image_size} makes a model that reads {reads}: "
+                f"{cure}."
+            )
+        if reads == "pictures":
+            self.main_input_name, self.input_modalities = "pixel_values", ("image",)
         # Flash kernels take no bias on the scores.
         self._supports_flash_attn = config.position_encoding not in ("alibi", "relative")
         super().__init__(config, *args, **kwargs)
@@ -76,6 +88,8 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             # A slice does not carry the mark by which `init` spares loaded weights.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, PatchEmbedding):
+            init.normal_(module.class_token, std=self.config.d_model**-0.5)
         elif isinstance(module, (nn.LayerNorm, RMSNorm)):
             init.zeros_(module.weight) if isinstance(module, RMSNorm1p) else init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:

@@ -26,6 +26,7 @@ HEADS = {
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING": "GlassformerForSequenceClassification",
     "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING": "GlassformerForTokenClassification",
     "MODEL_FOR_QUESTION_ANSWERING_MAPPING": "GlassformerForQuestionAnswering",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING": "GlassformerForImageClassification",
 }
 LANGUAGE_MODELS = [name for name in HEADS.values() if name.endswith(("LM", "Generation"))]
 

@@ -8,6 +8,7 @@
 """What encoder and decoder have in common: the residual connection, the parts of a layer, embeddings and positions."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +122,9 @@ class Stack(GlassformerPreTrainedModel):
     def __init__(self, config, is_decoder: bool):
         super().__init__(config)
         kind = config.position_encoding
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.d_model, config.padding_idx, scale=config.scale_embedding)
+        self.embed_tokens: Any = None  # an encoder of pictures has none
+        if config.image_size is None:
+            self.embed_tokens = TokenEmbedding(config.vocab_size, config.d_model, config.padding_idx, config.scale_embedding)
         self.positions: nn.Module | None = None
         if kind == "sinusoidal":
             self.positions = SinusoidalPositionEncoding(config.d_model)

@@ -36,6 +36,10 @@ SIZES["gpt_neox"] = {
 SIZES["bert"] = {
     "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 11,
 }  # fmt: skip
+SIZES["vit"] = {
+    "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 40, "image_size": 12,
+    "patch_size": 4, "num_channels": 2,
+}  # fmt: skip
 SIZES["roberta"] = SIZES["bert"] | {"pad_token_id": 1, "bos_token_id": 0}
 SIZES["distilbert"] = {"dim": D, "n_heads": H, "n_layers": 2, "hidden_dim": 40, "max_position_embeddings": 11}
 SIZES["bart"] = {
@@ -106,6 +110,10 @@ NATIVES: dict[str, Native] = {
     "distilbert-sequences": Native("DistilBertForSequenceClassification", {"num_labels": 3, "activation": "relu"}),
     "distilbert-tokens": Native("DistilBertForTokenClassification", {"num_labels": 3}),
     "distilbert-answers": Native("DistilBertForQuestionAnswering"),
+    "vit": Native("ViTForImageClassification", {"num_labels": 3}),
+    "vit-no-bias": Native("ViTForImageClassification", {"qkv_bias": False, "hidden_act": "relu", "layer_norm_eps": 1e-3}),
+    "vit-wide-heads": Native("ViTForImageClassification", {"head_dim": 10, "patch_size": 6, "num_channels": 1}),
+    "vit-bare": Native("ViTModel"),
     "bart": Native("BartForConditionalGeneration"),
     "bart-untied": Native("BartForConditionalGeneration", {"tie_word_embeddings": False, "scale_embedding": True}),
     "bart-bare": Native("BartModel", {"activation_function": "relu"}),
@@ -125,7 +133,8 @@ def native_model(name: str, **options) -> Any:
     """In evaluation mode, every weight random: ones and zeros of a new model would hide what is swapped or forgotten."""
     model_class = getattr(transformers, NATIVES[name].model_class)
     config_class = model_class.config_class
-    sizes = {"vocab_size": V, **IDS, **SIZES[config_class.model_type]}
+    tokens = {} if config_class.model_type == "vit" else {"vocab_size": V, **IDS}
+    sizes = tokens | SIZES[config_class.model_type]
     model = model_class(config_class(**{**sizes, **NATIVES[name].options, **options})).eval()
     if "bare" in name and hasattr(model, "pooler"):
         model.pooler = None  # a head, of which our bare model has none
@@ -147,8 +156,10 @@ def randomised(model: nn.Module) -> Any:
 
 
 def batch_for(model: Any, padding_side: str = "right") -> dict[str, Tensor]:
-    """Ids for this model, the last example with padding."""
+    """Ids for this model, the last example with padding; or pictures."""
     generator = torch.Generator().manual_seed(4)
+    if size := getattr(model.config, "image_size", None):
+        return {"pixel_values": torch.randn(B, model.config.num_channels, size, size, generator=generator)}
     ids = torch.randint(3, V, (B, S), generator=generator)
     mask = torch.ones(B, S, dtype=torch.long)
     hidden = slice(None, 2) if padding_side == "left" else slice(S - 2, None)
@@ -167,5 +178,7 @@ def outputs_of(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
     with torch.no_grad():
         outputs = model(**batch)
     found = [outputs[name] for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in outputs][:2]
+    if "attention_mask" not in batch:
+        return found
     tokens = batch["attention_mask"].bool()
     return [each[tokens] if each.shape[:2] == tokens.shape else each for each in found]

@@ -39,6 +39,7 @@ CHANGED = {
     "output_transform": "dense", "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
     "eos_token_id": [7, 8], "unk_token_id": 9, "mask_token_id": 10, "decoder_start_token_id": 11, "use_cache": False,
 }  # fmt: skip
+PICTURES = {"image_size": 12, "patch_size": 3, "num_channels": 1}  # for an encoder alone
 ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 
 
@@ -181,13 +182,15 @@ ROUND_TRIPS = {
 CONFIGS = {
     "changed": CHANGED | {"rope_parameters": ROPE, "num_labels": 3},
     "decoder-start-none": {"bos_token_id": None},
+    "pictures": PICTURES | SHAPES["encoder"],
     **SHAPES,
 }
 
 
 def test_the_round_trips_change_every_field():
-    assert set(CHANGED) == set(OWN_FIELDS)
-    assert not [name for name, default in OWN_FIELDS.items() if CHANGED[name] == default]
+    changed = CHANGED | PICTURES
+    assert set(changed) == set(OWN_FIELDS)
+    assert not [name for name, default in OWN_FIELDS.items() if changed[name] == default]
 
 
 @pytest.mark.parametrize("arguments", CONFIGS.values(), ids=CONFIGS)
@@ -378,6 +381,8 @@ MISTAKES = {
     "more-than-all": ({"partial_rotary_factor": 1.5, **ROPE_POSITIONS}, ["partial_rotary_factor=1.5", "(0, 1]"]),
     "generation-parameter": ({"num_beams": 4}, ["num_beams"]),
     "negative-offset": ({"position_offset": -1}, ["position_offset=-1", "negative"]),
+    "pictures-and-words": ({"image_size": 32}, ["image_size=32", "encoder by itself", "num_decoder_layers=0"]),
+    "uncovered-picture": ({"num_decoder_layers": 0, "image_size": 30}, ["image_size=30", "patch_size=16 (remainder 14)"]),
     "window-of-one": ({"attention_window": 1}, ["attention_window=1", "at least 2"]),
     "first-token-of-decoder": ({"num_encoder_layers": 0, "pooling": "first"}, ['pooling="first"', '"last"', '"mean"']),
     "typo": ({"d_modle": 64}, ["'d_modle'", "did you mean d_model?"]),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models import SHAPES, tiny_language_model
+from models import SHAPES, tiny_config, tiny_language_model
 from native_models import NATIVES, batch_for, native_model, outputs_of, randomised
 from torch.testing import assert_close
 
@@ -82,6 +82,9 @@ BERT_LIKE = LEARNED | {
     "norm_position": "post", "embedding_norm": True, "norm_eps": 1e-12, "output_transform": "dense", "output_bias": True,
     "activation": "gelu",
 }  # fmt: skip
+VIT_LIKE = {
+    "image_size": 12, "patch_size": 4, "num_channels": 2, "position_encoding": "learned", "attention_out_bias": True,
+}  # fmt: skip
 SEQ2SEQ = {"norm_eps": 1e-5}
 T5_LIKE = {
     "norm": "rmsnorm", "position_encoding": "relative", "scale_embedding": False, "scale_attention": False,
@@ -100,6 +103,7 @@ OURS = {
     "bert": ("encoder", BERT_LIKE),
     "roberta": ("encoder", BERT_LIKE | {"position_offset": 1}),
     "distilbert": ("encoder", BERT_LIKE),
+    "vit": ("encoder", VIT_LIKE),
     "marian": ("encoder-decoder", SEQ2SEQ | {"norm_position": "post"}),
     "pegasus": ("encoder-decoder", SEQ2SEQ),
     "bart": ("encoder-decoder", SEQ2SEQ | LEARNED | {"norm_position": "post", "embedding_norm": True, "position_offset": 2}),
@@ -115,11 +119,13 @@ OTHERWISE = {
     "num_token_types": 2, "bigram_rows": 9, "embedding_norm": True, "tie_word_embeddings": False, "embedding_tying": "target-output",
     "output_transform": "scale", "output_bias": True, "logit_softcap": 2.0, "max_position_embeddings": 33, "pad_token_id": None,
 }  # fmt: skip
-OPPOSITE = {"norm": "rmsnorm", "norm_position": "pre", "scale_embedding": True}
+OPPOSITE = {"norm": "rmsnorm", "norm_position": "pre", "scale_embedding": True, "attention_out_bias": False}
 
 
 def our_model(family: str, **options):
     shape, needed = OURS[family]
+    if "image_size" in needed:
+        return randomised(glassformer.GlassformerForImageClassification(tiny_config(shape, **needed | options))).eval()
     return randomised(tiny_language_model(shape, **needed | options))
 
 
@@ -159,7 +165,8 @@ def test_whatever_else_is_chosen_is_refused_by_name_or_computes_the_same(family)
         carried.add(name)
         native, batch = glassformer.to_hf(ours, to=family), batch_for(ours)
         assert_close(outputs_of(native, batch), outputs_of(ours, batch), rtol=0, atol=1e-5)
-    assert {"num_heads", "d_ff"} <= carried and "logit_softcap" not in carried
+    assert {"num_heads", "d_ff"} <= carried
+    assert ("logit_softcap" in carried) == (family == "vit")  # whose logits are those of a classifier
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-sequences", "t5"])

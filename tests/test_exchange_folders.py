@@ -73,6 +73,30 @@ def test_there_and_back_on_the_command_line(name, tmp_path, capsys):
     assert not list((tmp_path / "back").glob("*.py")) and "auto_map" not in back.config.to_dict()
 
 
+def test_pictures_go_there_and_back_with_their_image_processor(tmp_path, capsys):
+    native = native_model("vit", num_channels=3, id2label={0: "lamp", 1: "pane", 2: "prism"})
+    theirs = save(native, tmp_path / "theirs")
+    processor = transformers.ViTImageProcessorPil(size={"height": 12, "width": 12}, image_mean=[0.1, 0.2, 0.3])
+    processor.save_pretrained(theirs)
+    told = json.loads((theirs / "preprocessor_config.json").read_text())
+    told.pop("image_processor_type")  # as in older folders, where the model's own is meant
+    (theirs / "preprocessor_config.json").write_text(json.dumps(told))
+
+    assert call("import", theirs, tmp_path / "ours", "--head", "image-classification") == 0
+    assert call("export", tmp_path / "ours", "--to", "vit", tmp_path / "back") == 0
+    assert f"{tmp_path / 'back'}: ViTForImageClassification" in capsys.readouterr().out
+    same_weights(native, transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "back"))
+    for folder in ("ours", "back"):
+        classify = transformers.pipeline("image-classification", model=str(tmp_path / folder))
+        assert classify.model.config.id2label == native.config.id2label
+        assert classify.image_processor.to_dict() == processor.to_dict()
+    assert not list((tmp_path / "back").glob("*.py"))
+
+    (theirs / "preprocessor_config.json").write_text("{")
+    assert call("import", theirs, tmp_path / "again") == 1
+    assert "The image processor of" in capsys.readouterr().err and not (tmp_path / "again").exists()
+
+
 def test_the_second_tokenizer_of_a_pair_travels_too(tmp_path):
     folder = save(glassformer.from_hf(native_model("marian")), tmp_path / "ours")
     word_tokenizer().save_pretrained(folder)
@@ -189,6 +213,9 @@ IMPORTS = {
         "marian", {"decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False},
         "vocab_size=31 and decoder_vocab_size=40 differ",
     ),
+    "oblong": ("vit", {"image_size": [12, 8]}, "image_size=[12, 8], needs a square"),
+    "oblong-patches": ("vit", {"patch_size": [4, 3]}, "patch_size=[4, 3], needs a square"),
+    "uncovered": ("vit", {"patch_size": 5}, "image_size=12 is not divisible by patch_size=5"),
     "half-shared": ("marian", {"tie_word_embeddings": False}, "share_encoder_decoder_embeddings=True with tie_word"),
 }  # fmt: skip
 
@@ -212,6 +239,36 @@ def test_a_head_that_we_do_not_have_is_refused(tmp_path, said):
     assert "has no weights for" in error and "cls.predictions.transform.dense.weight" in error
     with pytest.raises(ValueError, match="has a head already"):
         glassformer.from_hf(native_model("gpt2"), head="model")
+
+
+def test_a_vit_that_hides_patches_is_refused_or_read_without_that(tmp_path, said):
+    config = native_model("vit").config
+    with pytest.raises(ValueError, match=r"there is no place for: embeddings\.mask_token"):
+        glassformer.from_hf(transformers.ViTModel(config, use_mask_token=True))
+    painter = transformers.ViTForMaskedImageModeling(config)
+    error = said(tmp_path, "import", save(painter, tmp_path / "theirs"), tmp_path / "out")
+    assert "ViTForMaskedImageModeling" in error and "model (ViTModel), image-classification" in error
+    ours, batch = glassformer.from_hf(tmp_path / "theirs", head="model"), batch_for(painter)
+    torch.testing.assert_close(outputs_of(ours, batch), outputs_of(painter.vit.eval(), batch), rtol=0, atol=1e-5)
+
+
+def test_a_square_may_be_told_by_two_numbers():
+    config = glassformer.from_hf(native_model("vit-bare", image_size=[12, 12], patch_size=[4, 4])).config
+    assert (config.image_size, config.patch_size) == (12, 4)
+
+
+def test_the_pooler_of_a_bare_vit_is_left_behind():
+    native = transformers.ViTModel(native_model("vit-bare").config).eval()
+    ours, batch = glassformer.from_hf(native), batch_for(native)
+    torch.testing.assert_close(outputs_of(ours, batch), outputs_of(native, batch), rtol=0, atol=1e-5)
+
+
+def test_what_reads_text_does_not_fit_what_reads_pictures_nor_the_other_way_round():
+    pictures, text = (glassformer.from_hf(native_model(name)) for name in ("vit-bare", "bert-bare"))
+    with pytest.raises(ValueError, match="does not fit bert: image_size=12, needs None"):
+        glassformer.to_hf(pictures, to="bert")
+    with pytest.raises(ValueError, match=r"does not fit vit: .*image_size=None, needs the size of pictures"):
+        glassformer.to_hf(text, to="vit")
 
 
 def test_weights_that_cannot_be_read_are_refused(tmp_path, said):
@@ -286,7 +343,7 @@ def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("The disk is full.")
 
-    monkeypatch.setattr("glassformer.exchange.convert.copy_tokenizer", fail)
+    monkeypatch.setattr("glassformer.exchange.convert.copy_readers", fail)
     with pytest.raises(RuntimeError, match="disk"):
         import_folder(theirs, tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -22,20 +22,30 @@ HEADS = {
     "AutoModelForSequenceClassification": "GlassformerForSequenceClassification",
     "AutoModelForTokenClassification": "GlassformerForTokenClassification",
     "AutoModelForQuestionAnswering": "GlassformerForQuestionAnswering",
+    "AutoModelForImageClassification": "GlassformerForImageClassification",
 }
 OPTIONS = {  # a different way to tell positions in each, two of which live in tables that are not saved
     "encoder-decoder": {"position_encoding": "rope", "attention_window": 3},
     "encoder": {"position_encoding": "alibi", "num_labels": 3},
     "decoder": {"position_encoding": "relative", "num_labels": 3, "norm": "rmsnorm"},
+    "pictures": {"position_encoding": "learned", "num_labels": 3, "image_size": 12, "patch_size": 4, "num_channels": 2},
 }
-LANGUAGE_MODELS = {
+# Of each shape, the one that can be read as any other.
+GENERAL = {
     "encoder-decoder": "AutoModelForSeq2SeqLM",
     "encoder": "AutoModelForMaskedLM",
     "decoder": "AutoModelForCausalLM",
+    "pictures": "AutoModel",
 }
-FITTING = [
-    (shape, auto_class) for auto_class, name in HEADS.items() for shape in SHAPES if shape in getattr(glassformer, name).shapes
-]
+
+
+def fits(shape: str, head) -> bool:
+    if shape == "pictures":
+        return head.reads in (None, "pictures")
+    return head.reads in (None, "text") and shape in head.shapes
+
+
+FITTING = [(shape, auto) for auto, name in HEADS.items() for shape in OPTIONS if fits(shape, getattr(glassformer, name))]
 each_fitting = pytest.mark.parametrize("shape, auto_class", FITTING, ids=[f"{shape}-{auto}" for shape, auto in FITTING])
 
 WITHOUT_THE_PACKAGE = """
@@ -68,7 +78,7 @@ for folder in sorted(pathlib.Path("saved").iterdir()):
         ids = inputs["input_ids"]
         found[folder.name]["generated"] = model.generate(ids, max_new_tokens=4, num_beams=2)
 
-# One language model of each shape, read by every Auto class that fits the shape.
+# One model of each shape, read by every Auto class that fits the shape.
 for shape, auto_classes in json.loads(sys.argv[1]).items():
     for auto_class in auto_classes:
         folder = pathlib.Path("saved") / f"{shape}={auto_classes[0]}"
@@ -102,6 +112,8 @@ torch.save(found, "found_again.pt")
 
 
 def example(shape: str) -> dict[str, torch.Tensor]:
+    if shape == "pictures":
+        return {"pixel_values": torch.randn(B, 2, 12, 12)}
     inputs = {"input_ids": torch.randint(5, V, (B, S))}
     if shape == "encoder-decoder":
         inputs["decoder_input_ids"] = torch.randint(5, V, (B, T))
@@ -112,7 +124,8 @@ def example(shape: str) -> dict[str, torch.Tensor]:
 def models():
     torch.manual_seed(0)
     build = {(shape, auto): getattr(glassformer, HEADS[auto]) for shape, auto in FITTING}
-    return {key: head(tiny_config(key[0], **OPTIONS[key[0]])).eval() for key, head in build.items()}
+    configs = {shape: tiny_config(shape if shape in SHAPES else "encoder", **options) for shape, options in OPTIONS.items()}
+    return {key: head(configs[key[0]]).eval() for key, head in build.items()}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +142,7 @@ def hub(models, tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(hub):
     """What a process that has no glassformer made of these folders."""
-    readers = {shape: [auto, *(other for s, other in FITTING if s == shape)] for shape, auto in LANGUAGE_MODELS.items()}
+    readers = {shape: [auto, *(other for s, other in FITTING if s == shape)] for shape, auto in GENERAL.items()}
     run_python(WITHOUT_THE_PACKAGE, hub, arguments=[json.dumps(readers)])
     return torch.load(hub / "found.pt")
 
@@ -206,13 +219,13 @@ def test_the_folder_loads_without_the_package(hub, models, found, shape, auto_cl
 
 @each_fitting
 def test_one_checkpoint_serves_every_head_of_its_shape(hub, models, found, shape, auto_class):
-    saved = LANGUAGE_MODELS[shape]
+    saved = GENERAL[shape]
     result = found[shape, auto_class]
     assert result["class"] == HEADS[auto_class]
     assert not any(name.startswith("model.") for name in result["missing"])
     assert bool(result["missing"]) == ("Classification" in auto_class or "QuestionAnswering" in auto_class)
     assert result["unexpected"] == []
-    expected = run(models[shape, saved].model, inputs_of(hub, shape, saved))[0]
+    expected = run(models[shape, saved].base_model, inputs_of(hub, shape, saved))[0]
     torch.testing.assert_close(result["hidden"], expected, rtol=0, atol=0)
 
 
@@ -228,7 +241,7 @@ def test_what_is_saved_from_there_loads_again(hub, found, shape, auto_class):
 
 
 def test_a_third_process_reads_what_the_second_saved(hub, found):
-    names = [f"{shape}={auto_class}" for shape, auto_class in LANGUAGE_MODELS.items()]
+    names = [f"{shape}={auto_class}" for shape, auto_class in GENERAL.items()]
     run_python(ONCE_MORE, hub, arguments=names)
     once_more = torch.load(hub / "found_again.pt")
     assert list(once_more) == names
@@ -238,7 +251,7 @@ def test_a_third_process_reads_what_the_second_saved(hub, found):
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
 def test_generation_works_from_remote_code(hub, models, found, shape):
-    auto_class = LANGUAGE_MODELS[shape]
+    auto_class = GENERAL[shape]
     result = found[f"{shape}={auto_class}"]
     ids = inputs_of(hub, shape, auto_class)["input_ids"]
     assert result["tied"]

@@ -80,6 +80,18 @@ def test_answers_about_a_text_are_those_of_torch(export, head, shape):
 
 
 @pytest.mark.slow
+def test_answers_about_pictures_are_those_of_torch(export):
+    sizes = {"image_size": 12, "patch_size": 4, "position_encoding": "learned"}
+    model = glassformer.GlassformerForImageClassification(tiny_config("encoder", **sizes, **SHALLOW["encoder"])).eval()
+    folder, _ = export(model)
+    pictures = torch.randn(5, 3, 12, 12)
+    with torch.no_grad():
+        expected = model(pictures).logits
+    found = OnnxModel(folder).run("model", {"pixel_values": pictures.numpy()})["logits"]
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
 def test_eight_bits_are_smaller_and_near(tmp_path, shape):
     model = tiny_language_model(shape, d_model=128, d_ff=512, **SHALLOW[shape])

@@ -121,6 +121,8 @@ def load_trained(folder: str | Path, overrides: Iterable[str] = (), int8: bool =
         raise RecipeError(f"{folder} holds no model: {cure}.")
     config = AutoConfig.from_pretrained(folder)
     head = (config.architectures or ["checkpoint"])[0]
+    if getattr(config, "image_size", None) is not None:
+        raise RecipeError(f"{folder} holds a model that reads pictures, and this is for text: use a pipeline of transformers.")
     if head not in USUAL:
         raise RecipeError(f"{folder} holds a {head}, which is none of {', '.join(sorted(USUAL))}: give a finished model.")
     recipe = load_run_recipe(folder, config, overrides)

@@ -26,7 +26,7 @@ sys.path.insert(0, os.environ["HF_SRC"])
 
 from tests.generation.test_utils import GenerationTesterMixin
 from tests.test_configuration_common import ConfigTester
-from tests.test_modeling_common import ModelTesterMixin, ids_tensor, random_attention_mask
+from tests.test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor, random_attention_mask
 
 
 SIZES = {"vocab_size": 99, "d_model": 32, "num_heads": 4, "d_ff": 37, "attention_dropout": 0.1, "decoder_start_token_id": 1}
@@ -52,7 +52,15 @@ SHAPES = {
         {"num_encoder_layers": 2, "num_decoder_layers": 0},
         ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"],
     ),
+    "Pictures": (
+        {"num_encoder_layers": 2, "num_decoder_layers": 0, "image_size": 12, "patch_size": 4, "position_encoding": "learned"},
+        ["Model", "ForImageClassification"],
+    ),
 }
+
+
+# Tests that Hugging Face's own ViT leaves out or writes anew.
+ABOUT_TOKENS = ("test_inputs_embeds", "test_inputs_embeds_matches_input_ids", "test_model_get_set_embeddings")
 
 
 class ModelTester:
@@ -65,6 +73,7 @@ class ModelTester:
     def __init__(self, options: dict):
         self.options = options
         config = self.get_config()
+        self.seq_length = 1 + config.num_patches if config.image_size else self.seq_length
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             setattr(self, name, getattr(config, name))
         self.encoder_seq_length = self.decoder_seq_length = self.key_length = self.seq_length
@@ -74,6 +83,8 @@ class ModelTester:
 
     def prepare_config_and_inputs_for_common(self):
         config, shape = self.get_config(), [self.batch_size, self.seq_length]
+        if size := config.image_size:
+            return config, {"pixel_values": floats_tensor([self.batch_size, config.num_channels, size, size])}
         inputs = {"input_ids": ids_tensor(shape, self.vocab_size).clamp(3), "attention_mask": random_attention_mask(shape)}
         if config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids_tensor(shape, self.vocab_size).clamp(3)
@@ -95,12 +106,15 @@ class Suite:
 
 def build(shape: str, layers: str) -> type:
     counts, heads = SHAPES[shape]
-    generates = shape != "Encoder"
+    generates = "Decoder" in shape
     members = {
-        "options": SIZES | counts | LAYERS[layers],
+        "options": SIZES | LAYERS[layers] | counts,
         "is_encoder_decoder": shape == "EncoderDecoder",
+        "test_resize_embeddings": shape != "Pictures",
         "all_model_classes": tuple(getattr(glassformer, f"Glassformer{head}") for head in heads),
     }
+    if shape == "Pictures":
+        members |= dict.fromkeys(ABOUT_TOKENS)
     mixins = (ModelTesterMixin, GenerationTesterMixin) if generates else (ModelTesterMixin,)
     return type(f"{layers}{shape}Test", (Suite, *mixins, unittest.TestCase), members)
 
