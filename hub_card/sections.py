@@ -100,6 +100,7 @@ def architecture(facts: Facts) -> str:
         "norms": f"{config['norm']}, {config['norm_position']}",
         "positions": config["position_encoding"],
         "attention window": config.get("attention_window"),
+        "layers that see everything": (config.get("layer_types") or []).count("full_attention") or None,
         "vocabulary": f"{config['vocab_size']:,}",
     }
     counted = {f"parameters: {part}": f"{count:,}" for part, count in facts.parameters.items()}

@@ -172,9 +172,7 @@ class Stack(GlassformerPreTrainedModel):
         x = x if self.positions is None else self.positions(x, position_ids)
         return self.dropout(self.embedding_norm(x))
 
-    def attention_positions(
-        self, x: Tensor, position_ids: Tensor, slots: Tensor, key_slots: Tensor
-    ) -> tuple[Tensor | None, Any]:
+    def attention_positions(self, x: Tensor, position_ids: Tensor, slots: Tensor, key_slots: Tensor) -> tuple[Tensor | None, Any]:
         """What attention itself is told about positions: a bias [B or 1, H, T, S], a rotation or one for each type of layer.
 
         A rotation goes by the given positions. A bias goes by the places of queries [1, T] and keys [1, S] in the sequence,
