@@ -123,8 +123,8 @@ BERT_LIKE = LEARNED | {
     "activation": "gelu",
 }  # fmt: skip
 MODERNBERT_LIKE = {
-    "norm_bias": False, "first_norm": False, "embedding_norm": True, "position_encoding": "rope", "gated_feed_forward": True,
-    "activation": "gelu", "scale_embedding": False, "output_transform": "dense",
+    "first_norm": False, "embedding_norm": True, "position_encoding": "rope", "gated_feed_forward": True,
+    "scale_embedding": False, "output_transform": "dense",
 }  # fmt: skip
 SEQ2SEQ = {"norm_eps": 1e-5}
 T5_LIKE = {
