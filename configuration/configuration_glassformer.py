@@ -160,7 +160,7 @@ class GlassformerConfig(PreTrainedConfig):
     norm_position: str = "pre"
     norm_eps: float | int = 1e-6
     norm_bias: bool = True  # of layer norms; RMS norms have none
-    first_norm: bool = True  # False: none before the first attention, as ModernBERT, whose embedding norm is near enough
+    first_norm: bool = True  # False: none before the first attention, as in ModernBERT, where the embedding norm takes its place
     activation: str = "relu"
     gated_feed_forward: bool = False  # activation(x W_gate) * (x W_up): ReGLU, GEGLU or SwiGLU, after the activation
     attention_bias: bool = True
@@ -213,10 +213,10 @@ class GlassformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._refuse_unknown(kwargs)
         if (layer_types := kwargs.pop("layer_types", None)) is not None:
-            # As below: the mere presence of the name means to transformers that layers differ.
+            # Set here and not a field: transformers takes the mere presence of the name for "layers differ".
             self.layer_types = self._checked_layer_types(layer_types)
         if self.position_encoding == "rope":
-            # Set here and not a field: transformers takes the mere presence of the name for "this model is rotary".
+            # No field either: the presence of this name means "this model is rotary".
             self.rope_parameters = self._checked_rope_parameters(kwargs.pop("rope_parameters", None))
         elif given := [key for key in ROPE_KEYS if kwargs.get(key) is not None]:
             raise ValueError(
@@ -453,6 +453,8 @@ class GlassformerConfig(PreTrainedConfig):
         if self.classifier_norm and self.classifier_activation is None:
             raise ValueError("classifier_norm=True normalises a dense layer that is not there: set classifier_activation too.")
         given, by_type = getattr(self, "layer_types", None), self.rope_by_layer_type()
+        if given is not None:
+            self._checked_layer_types(given)
         if by_type and (given is None or not set(given) <= set(by_type) or set(self.rope_parameters) > set(by_type)):
             raise ValueError(
                 f"rope_parameters with {', '.join(self.rope_parameters)} do not fit layer_types={given}: give one set for each "

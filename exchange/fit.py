@@ -127,7 +127,10 @@ def choice(config: Any, name: str) -> Any:
         return config.d_k
     if name == "attention_out_bias" and config.attention_out_bias is None:
         return config.attention_bias
-    return getattr(config, name, None) if name == "layer_types" else getattr(config, name)
+    if name == "layer_types":
+        types = getattr(config, name, [])
+        return types if len(set(types)) > 1 else None
+    return getattr(config, name)
 
 
 def stands_in_their_way(theirs: Any, family: Family, head: str) -> list[str]:

@@ -259,7 +259,7 @@ def assert_compiled_equals_eager(model, inputs, backend):
 
 
 @each_shape
-@variants_with_slow("relative")
+@variants_with_slow("relative", "mixed")
 @torch.no_grad()
 def test_the_forward_compiles_into_one_graph(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))

@@ -436,6 +436,7 @@ MISTAKES = {
     "float-labels": wrong_type("int", num_labels=2.5),
     "their-name-for-a-size": ({"hidden_size": "512"}, ["'512'", "type str", "type int"]),
     "assigned-float": (changed_later(d_model=3.5), ["d_model=3.5", "type float", "type int"]),
+    "assigned-layer-types": (lambda: changed_later(layer_types=3)().validate(), ["layer_types=3", "type int", "list[str]"]),
     "assigned-none": (changed_later(norm=None), ["norm=None", "type NoneType", "type str"]),
     "assigned-in-their-name": (changed_later(hidden_size=3.5), ["3.5", "type float", "type int"]),
     "assigned-depth": (changed_later(num_hidden_layers=1.5), ["num_decoder_layers=1.5", "type float", "type int"]),

@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers.core_model_loading import Chunk
 
-from ..family import TOKENS, Family, Head, Pair, heads, in_layers
+from ..family import TOKENS, Family, Head, Names, Pair, heads, in_layers
 
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # ours and theirs
 DENSE: tuple[Pair, ...] = (("pre_classifier.dense", "head.dense"), ("pre_classifier.norm", "head.norm"))
-CLASSIFIES = {"classifier_activation": "classifier_activation", "dense_bias": "classifier_bias"}
+CLASSIFIES: dict[str, Names] = {"classifier_activation": "classifier_activation", "dense_bias": "classifier_bias"}
 
 
 def read(theirs: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read(theirs: Any) -> dict[str, Any]:
 
 def write(ours: Any) -> dict[str, Any]:
     types = [ours.type_of_layer(layer) for layer in range(ours.num_encoder_layers)]
-    rope = ours.rope_by_layer_type() or dict.fromkeys(set(types), ours.rope_parameters)
+    rope = ours.rope_by_layer_type() or {kind: dict(ours.rope_parameters) for kind in types}
     window = {} if ours.attention_window is None else {"local_attention": 2 * (ours.attention_window - 1)}
     end = ours.eos_token_id
     return window | {
