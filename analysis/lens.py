@@ -80,11 +80,13 @@ class GlassformerAdapter(ArchitectureAdapter):
     def say_what_can_be_folded(self, config: Any) -> None:
         """What `enable_compatibility_mode` may rewrite into equal weights.
 
-        It counts on one stack of pre-norm layers and, to centre what they write, on positions that are a matrix or none.
+        It counts on one stack, on a norm before every product that reads the residual stream and, to centre what is written
+        to it, on positions that are a matrix or none.
         """
         one_stack = not config.is_encoder_decoder
         table_or_none = config.position_encoding not in ("sinusoidal", "relative")
-        self.supports_fold_ln = one_stack and config.norm_position == "pre" and config.norm != "rmsnorm1p"
+        before_products = config.norm_position == "pre" and config.first_norm and config.output_transform != "dense"
+        self.supports_fold_ln = one_stack and before_products and config.norm != "rmsnorm1p"
         self.supports_center_writing_weights = self.supports_fold_ln and table_or_none
         self.weight_processing_conversions = self.split_into_heads(config) if one_stack else {}
 

@@ -11,6 +11,7 @@ The layer counts decide the shape. Names are the paper's (https://arxiv.org/abs/
 through `attribute_map`. Everything that can be wrong is checked at construction, one sentence for each mistake.
 """
 
+import copy
 import difflib
 import json
 import warnings
@@ -71,6 +72,7 @@ TRANSFORMERS_KEYS = {
     "_name_or_path", "per_layer_config", "auto_map", "quantization_config", "model_type", "_commit_hash",
     "gradient_checkpointing", "tie_last_hidden_states",
 }  # fmt: skip
+LAYER_TYPES = ("full_attention", "sliding_attention")  # transformers' names
 LONG_SEQUENCE = 2048  # attention needs memory in proportion to the square of the length
 
 
@@ -115,7 +117,9 @@ class GlassformerConfig(PreTrainedConfig):
 
     Args, beside those that the comments below explain:
         rope_parameters (`dict`): with `position_encoding="rope"`, transformers' own RoPE parameters (`rope_theta`,
-            `rope_type`, `factor`, `partial_rotary_factor`, ...).
+            `rope_type`, `factor`, `partial_rotary_factor`, ...), one set of them or, with `layer_types`, one for each type.
+        layer_types (`list[str]`): of an encoder, what each of its layers sees: "sliding_attention" for the tokens within
+            `attention_window`, "full_attention" for all. Without it, all layers are alike.
         num_labels (`int`): classes of a classification head, or 1 for regression.
     """
 
@@ -163,6 +167,8 @@ class GlassformerConfig(PreTrainedConfig):
     # pre-norm, where all sub-layers of a layer read its input, x + attention(norm(x)) + feed_forward(norm(x))
     norm_position: str = "pre"
     norm_eps: float | int = 1e-6
+    norm_bias: bool = True  # of layer norms; RMS norms have none
+    first_norm: bool = True  # False: none before the first attention, as in ModernBERT, where the embedding norm takes its place
     activation: str = "relu"
     gated_feed_forward: bool = False  # activation(x W_gate) * (x W_up): ReGLU, GEGLU or SwiGLU, after the activation
     attention_bias: bool = True
@@ -191,7 +197,9 @@ class GlassformerConfig(PreTrainedConfig):
     logit_softcap: float | int | None = None  # squeeze the final logits into (-cap, cap) with tanh
     pooling: str | None = None  # of classification heads; None: "mean" for an encoder, "first" for pictures, "last" for a decoder
     classifier_activation: str | None = None  # a dense layer with this activation before the classifier; BERT: "tanh"
+    classifier_norm: bool = False  # normalise what comes out of that dense layer, as ModernBERT does
     classifier_bias: bool = True
+    dense_bias: bool = True  # of the dense layer before the output or the classifier
 
     # Regularisation
     dropout: float | int = 0.1  # on embeddings and on the output of every sub-layer
@@ -213,8 +221,11 @@ class GlassformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self._refuse_unknown(kwargs)
+        if (layer_types := kwargs.pop("layer_types", None)) is not None:
+            # Set here and not a field: transformers takes the mere presence of the name for "layers differ".
+            self.layer_types = self._checked_layer_types(layer_types)
         if self.position_encoding == "rope":
-            # Set here and not a field: transformers takes the mere presence of the name for "this model is rotary".
+            # No field either: the presence of this name means "this model is rotary".
             self.rope_parameters = self._checked_rope_parameters(kwargs.pop("rope_parameters", None))
         elif given := [key for key in ROPE_KEYS if kwargs.get(key) is not None]:
             raise ValueError(
@@ -253,6 +264,20 @@ class GlassformerConfig(PreTrainedConfig):
     def d_k(self) -> int:
         """Width of one head."""
         return self.head_width or self.d_model // self.num_heads
+
+    def type_of_layer(self, layer_idx: int) -> str:
+        """Of the encoder: "full_attention" or "sliding_attention"."""
+        if hasattr(self, "layer_types"):
+            return self.layer_types[layer_idx]
+        return LAYER_TYPES[self.attention_window is not None]
+
+    def window_of(self, layer_type: str) -> int | None:
+        return self.attention_window if layer_type == "sliding_attention" else None
+
+    def rope_by_layer_type(self) -> dict[str, dict[str, Any]]:
+        """`rope_parameters`, where they are given for each type of layer; else nothing."""
+        parameters = getattr(self, "rope_parameters", None) or {}
+        return {name: parameters[name] for name in LAYER_TYPES if name in parameters}
 
     @property
     def num_patches(self) -> int:
@@ -359,7 +384,7 @@ class GlassformerConfig(PreTrainedConfig):
     def _field_names(cls) -> set[str]:
         """By either name; `dtype` is transformers' own business."""
         own = {field.name for field in fields(cls)} - {"dtype"}
-        return own | set(cls.attribute_map) | set(ROPE_KEYS) | {"num_hidden_layers"}
+        return own | set(cls.attribute_map) | set(ROPE_KEYS) | {"num_hidden_layers", "layer_types"}
 
     @classmethod
     def _known_keys(cls) -> set[str]:
@@ -384,12 +409,22 @@ class GlassformerConfig(PreTrainedConfig):
 
     @staticmethod
     def _checked_rope_parameters(given: Any) -> dict[str, Any] | None:
-        if given is not None and not isinstance(given, dict):
-            raise ValueError(f"rope_parameters={given!r} is of type {type(given).__name__}: pass a value of type dict.")
-        kinds = ("default", *ROPE_INIT_FUNCTIONS)
-        if given and (kind := given.get("rope_type", "default")) not in kinds:
-            raise ValueError(f"rope_type={kind!r} is unknown: choose one of {', '.join(kinds)}.")
-        return given and dict(given)  # transformers adds to it, which is no business of the caller's
+        by_type = {name: given[name] for name in LAYER_TYPES if name in given} if isinstance(given, dict) else {}
+        for name, parameters in (by_type or {"rope_parameters": given or {}}).items():
+            if not isinstance(parameters, dict):
+                raise ValueError(f"{name}={parameters!r} is of type {type(parameters).__name__}: pass a value of type dict.")
+            kinds = ("default", *ROPE_INIT_FUNCTIONS)
+            if (kind := parameters.get("rope_type", "default")) not in kinds:
+                raise ValueError(f"rope_type={kind!r} is unknown: choose one of {', '.join(kinds)}.")
+        return copy.deepcopy(given)  # transformers adds to it, which is no business of the caller's
+
+    @staticmethod
+    def _checked_layer_types(given: Any) -> list[str]:
+        if not isinstance(given, list):
+            raise ValueError(f"layer_types={given!r} is of type {type(given).__name__}: pass a value of type list[str].")
+        if unknown := [name for name in given if name not in LAYER_TYPES]:
+            raise ValueError(f"layer_types names {unknown[0]!r}: choose from {' and '.join(LAYER_TYPES)}.")
+        return list(given)
 
     def validate_glassformer(self) -> None:
         for name in POSITIVE:
@@ -409,6 +444,7 @@ class GlassformerConfig(PreTrainedConfig):
         for name, valid in CHOICES.items():
             if (value := getattr(self, name)) not in valid and (name, value) not in OPTIONAL:
                 raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(valid)}.")
+        self._validate_layers()
         self._validate_heads()
         self._validate_pruned_heads()
         self._validate_special_ids()
@@ -430,6 +466,33 @@ class GlassformerConfig(PreTrainedConfig):
                 f"relative_attention_num_buckets={self.relative_attention_num_buckets}."
             )
 
+    def _validate_layers(self) -> None:
+        if not self.first_norm and self.norm_position == "post":
+            raise ValueError('first_norm=False has no meaning with norm_position="post", where no norm comes first: drop it.')
+        if self.classifier_norm and self.classifier_activation is None:
+            raise ValueError("classifier_norm=True normalises a dense layer that is not there: set classifier_activation too.")
+        given, by_type = getattr(self, "layer_types", None), self.rope_by_layer_type()
+        if given is not None:
+            self._checked_layer_types(given)
+        if by_type and (given is None or not set(given) <= set(by_type) or set(self.rope_parameters) > set(by_type)):
+            raise ValueError(
+                f"rope_parameters with {', '.join(self.rope_parameters)} do not fit layer_types={given}: give one set for each "
+                f"type of layer that there is, or one for all."
+            )
+        if given is None:
+            return
+        if self.shape != "encoder":
+            raise ValueError(f"layer_types are for an encoder alone, but the shape is {self.shape}: drop them.")
+        if len(given) != self.num_encoder_layers:
+            raise ValueError(
+                f"layer_types has {len(given)} entries, but num_encoder_layers={self.num_encoder_layers}: give one a layer."
+            )
+        if ("sliding_attention" in given) != (self.attention_window is not None):
+            raise ValueError(
+                f"attention_window={self.attention_window} does not fit layer_types={given}: give a window if some layer has "
+                f'"sliding_attention", and none if not.'
+            )
+
     def _validate_heads(self) -> None:
         if self.head_width is None and (remainder := self.d_model % self.num_heads):
             raise ValueError(
@@ -446,12 +509,13 @@ class GlassformerConfig(PreTrainedConfig):
                 f"RoPE rotates pairs, but a head is {self.d_k} wide (d_model={self.d_model}, num_heads={self.num_heads}): "
                 f"choose sizes that give an even width."
             )
-        rotated = (getattr(self, "rope_parameters", None) or {}).get("partial_rotary_factor")
-        if rotated is not None and not (0 < rotated <= 1 and int(self.d_k * rotated) in range(2, self.d_k + 1, 2)):
-            raise ValueError(
-                f"partial_rotary_factor={rotated} of a head {self.d_k} wide does not make pairs: choose one in (0, 1] that "
-                f"gives an even number."
-            )
+        for parameters in self.rope_by_layer_type().values() or [getattr(self, "rope_parameters", None) or {}]:
+            rotated = parameters.get("partial_rotary_factor")
+            if rotated is not None and not (0 < rotated <= 1 and int(self.d_k * rotated) in range(2, self.d_k + 1, 2)):
+                raise ValueError(
+                    f"partial_rotary_factor={rotated} of a head {self.d_k} wide does not make pairs: choose one in (0, 1] "
+                    f"that gives an even number."
+                )
         if self.position_encoding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} is odd, but sinusoidal positions pair a sine with a cosine: choose an even width."

@@ -141,7 +141,7 @@ def our_config(theirs: Any, family: Family, head: str, seen: dict[str, Any]) -> 
     """`seen` is what their weights tell."""
     values: dict[str, Any] = {"num_encoder_layers": 0, "num_decoder_layers": 0, "unk_token_id": None, "dropout": 0.0}
     values |= family.fixed | family.heads[head].fixed
-    for ours, names in (family.fields | family.training).items():
+    for ours, names in (family.fields_with(head) | family.training).items():
         values[ours] = getattr(theirs, several(names)[0], None)
     values |= family.read(theirs) | seen | labels(theirs, head)
     if values.get("head_width") == values["d_model"] // values["num_heads"]:
@@ -152,7 +152,7 @@ def our_config(theirs: Any, family: Family, head: str, seen: dict[str, Any]) -> 
 
 
 def their_config(config: Any, family: Family, head: str) -> Any:
-    fields = (family.fields | family.training).items()
+    fields = (family.fields_with(head) | family.training).items()
     values = {name: choice(config, ours) for ours, names in fields for name in several(names)}
     return AutoConfig.for_model(family.name, **values | family.their_fixed | family.write(config) | labels(config, head))
 

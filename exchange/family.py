@@ -46,12 +46,17 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Head:
-    """Their class for one of our heads: weights beside those of the bare model, and choices that are built into it."""
+    """Their class for one of our heads: weights beside those of the bare model, and choices that are built into it.
+
+    `fields` and `objections` are as those of the family, for what matters to this head alone.
+    """
 
     theirs: str
     weights: tuple[Pair, ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)  # of the class, beside the config
+    fields: dict[str, Names] = field(default_factory=dict)
+    objections: Callable[[Any], list[str]] = lambda ours: []
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ class Family:
     look: Callable[[Any], dict[str, Any]] = lambda model: {}
     objections: Callable[[Any], list[str]] = lambda ours: []
     their_objections: Callable[[Any], list[str]] = lambda theirs: []
+
+    def fields_with(self, head: str) -> dict[str, Names]:
+        """Those of the family and of one of its heads."""
+        return self.fields | self.heads[head].fields
 
     @property
     def main_head(self) -> str:

@@ -19,6 +19,7 @@ from .family import Family, several
 TOKEN_HEADS = ("GlassformerForCausalLM", "GlassformerForConditionalGeneration", "GlassformerForMaskedLM")
 POOLING_HEADS = ("GlassformerForSequenceClassification", "GlassformerForImageClassification")
 CLASSIFIERS = (*POOLING_HEADS, "GlassformerForTokenClassification")
+JUDGES = (*CLASSIFIERS, "GlassformerForQuestionAnswering")
 
 # Choices that change nothing about a trained model.
 TRAINING = (
@@ -28,6 +29,9 @@ TRAINING = (
 # What a choice has to be where an architecture does not mention it.
 PLAIN: dict[str, Any] = {
     "image_size": None,
+    "layer_types": None,
+    "norm_bias": True,
+    "first_norm": True,
     "scale_attention": True,
     "qk_norm": False,
     "attention_window": None,
@@ -41,7 +45,9 @@ PLAIN: dict[str, Any] = {
     "output_bias": False,
     "logit_softcap": None,
     "classifier_activation": None,
+    "classifier_norm": False,
     "classifier_bias": True,
+    "dense_bias": True,
 }
 
 
@@ -66,20 +72,21 @@ def stands_in_the_way(config: Any, family: Family, head: str | None = None) -> l
     head = head or family.main_head
     if head not in family.heads:
         return [f"{family.name} has no head like {head}"]
-    needed = built_in(config, family) | family.heads[head].fixed
+    needed = built_in(config, family, head) | family.heads[head].fixed
     choices = that_matter(config, head)
     reasons = [f"{name}={value}, needs {needed[name]}" for name, value in choices.items() if value != needed.get(name, value)]
-    return reasons + family.objections(config)
+    return reasons + family.objections(config) + family.heads[head].objections(config)
 
 
-def built_in(config: Any, family: Family) -> dict[str, Any]:
+def built_in(config: Any, family: Family, head: str) -> dict[str, Any]:
     """What each choice has to be that is not a field of this architecture."""
     plain = PLAIN | {
         "num_kv_heads": config.num_heads,
         "head_width": config.d_model // config.num_heads,
         "attention_out_bias": config.attention_bias,
     }
-    return {name: value for name, value in plain.items() if name not in (*family.fields, *family.by_hand)} | family.fixed
+    open_choices = (*family.fields_with(head), *family.by_hand)
+    return {name: value for name, value in plain.items() if name not in open_choices} | family.fixed
 
 
 def that_matter(config: Any, head: str) -> dict[str, Any]:
@@ -88,7 +95,13 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
     if head not in TOKEN_HEADS:
         idle |= {"output_transform", "output_bias", "logit_softcap"}
     if head not in CLASSIFIERS:
-        idle |= {"classifier_activation", "classifier_bias"}
+        idle |= {"classifier_bias"}
+    if head not in JUDGES:
+        idle |= {"classifier_activation", "classifier_norm"}
+    if not (config.output_transform == "dense" if head in TOKEN_HEADS else head in JUDGES and config.classifier_activation):
+        idle |= {"dense_bias"}
+    if config.norm != "layernorm":
+        idle |= {"norm_bias"}
     if head not in POOLING_HEADS:
         idle |= {"pooling"}
     if config.image_size is None:
@@ -107,7 +120,7 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
         idle |= {"num_token_types", "bigram_rows"}
     if config.shape != "encoder-decoder" and head not in TOKEN_HEADS:
         idle |= {"tie_word_embeddings"}
-    return {name: choice(config, name) for name in own_fields(config) if name not in idle}
+    return {name: choice(config, name) for name in (*own_fields(config), "layer_types") if name not in idle}
 
 
 def own_fields(config: Any) -> list[str]:
@@ -121,6 +134,9 @@ def choice(config: Any, name: str) -> Any:
         return config.d_k
     if name == "attention_out_bias" and config.attention_out_bias is None:
         return config.attention_bias
+    if name == "layer_types":
+        types = getattr(config, name, [])
+        return types if len(set(types)) > 1 else None
     return getattr(config, name)
 
 
@@ -131,7 +147,7 @@ def stands_in_their_way(theirs: Any, family: Family, head: str) -> list[str]:
         for name, needed in family.their_fixed.items()
         if getattr(theirs, name, needed) != needed
     ]
-    for ours, names in family.fields.items():
+    for ours, names in family.fields_with(head).items():
         values = {name: getattr(theirs, name, None) for name in several(names)}
         if len(set(map(str, values.values()))) > 1:
             told = " and ".join(f"{name}={value}" for name, value in values.items())

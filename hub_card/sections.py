@@ -107,6 +107,7 @@ def architecture(facts: Facts) -> str:
         "norms": f"{config['norm']}, {config['norm_position']}",
         "positions": config["position_encoding"],
         "attention window": config.get("attention_window"),
+        "layers that see everything": (config.get("layer_types") or []).count("full_attention") or None,
         "pictures": f"{picture_size(config)}, in patches of {config['patch_size']}" if facts.reads_pictures else None,
         "vocabulary": None if facts.reads_pictures else f"{config['vocab_size']:,}",
     }

@@ -24,7 +24,7 @@ from transformers.utils.import_utils import is_tracing
 
 from .masking import causal_mask, check_boolean, expand_mask
 from .near import Near, near_attention_forward
-from .norms import NORMS
+from .norms import build_norm
 from .positions import rotate
 from .pruning import Pruned
 
@@ -159,6 +159,7 @@ class MultiHeadAttention(nn.Module):
         out_bias: bool | None = None,
         scaled: bool = True,
         d_k: int | None = None,
+        norm_bias: bool = True,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -188,8 +189,8 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
         self.v_proj = nn.Linear(d_model, num_kv_heads * self.d_k, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.d_k, d_model, bias=bias if out_bias is None else out_bias)
-        self.q_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
-        self.k_norm = NORMS[qk_norm](self.d_k, eps=norm_eps) if qk_norm else nn.Identity()
+        self.q_norm = build_norm(qk_norm, self.d_k, norm_eps, norm_bias) if qk_norm else nn.Identity()
+        self.k_norm = build_norm(qk_norm, self.d_k, norm_eps, norm_bias) if qk_norm else nn.Identity()
 
     def forward(
         self,

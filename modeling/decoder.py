@@ -23,7 +23,7 @@ from .attention import MultiHeadAttention
 from .checks import check_position_ids, check_same_batch, check_width
 from .dropout import Dropout
 from .masking import cross_mask, decoder_mask
-from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
+from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm, make_self_attention_norm
 
 
 # B batch, T target length, S source length, D model width
@@ -35,7 +35,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config, layer_idx: int = 0):
         super().__init__()
         self.self_attn = make_attention(config, "decoder", layer_idx, window=config.attention_window)
-        self.self_attn_norm = make_norm(config)
+        self.self_attn_norm = make_self_attention_norm(config, layer_idx)
         self.has_memory = config.is_encoder_decoder
         if self.has_memory:
             self.cross_attn = make_attention(config, "cross", layer_idx)

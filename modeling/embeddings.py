@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .checks import check_token_ids
 from .feed_forward import activation_function
-from .norms import NORMS
+from .norms import make_norm
 
 
 class TokenEmbedding(nn.Embedding):
@@ -60,9 +60,9 @@ class BigramEmbedding(nn.Embedding):
 class DenseActivation(nn.Module):
     """activation(x W + b): [..., D] -> [..., D]"""
 
-    def __init__(self, d_model: int, activation: str):
+    def __init__(self, d_model: int, activation: str, bias: bool = True):
         super().__init__()
-        self.dense = nn.Linear(d_model, d_model)
+        self.dense = nn.Linear(d_model, d_model, bias=bias)
         self.activation = activation_function(activation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ class DenseActivation(nn.Module):
 class DenseNorm(DenseActivation):
     """norm(activation(x W + b)), by which BERT prepares its hidden states for the output layer."""
 
-    def __init__(self, d_model: int, activation: str, norm: str, norm_eps: float):
-        super().__init__(d_model, activation)
-        self.norm = NORMS[norm](d_model, eps=norm_eps)
+    def __init__(self, d_model: int, activation: str, norm: nn.Module, bias: bool = True):
+        super().__init__(d_model, activation, bias)
+        self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(super().forward(x))
@@ -94,8 +94,17 @@ class Scale(nn.Module):
 def make_output_transform(config) -> nn.Module:
     """What happens to hidden states before the output layer: in most models, nothing."""
     if config.output_transform == "dense":
-        return DenseNorm(config.d_model, config.activation, config.norm, config.norm_eps)
+        return DenseNorm(config.d_model, config.activation, make_norm(config), config.dense_bias)
     return Scale(config.d_model) if config.output_transform == "scale" else nn.Identity()
+
+
+def make_pre_classifier(config) -> nn.Module:
+    """What happens to hidden states before a classifier: in most models, nothing."""
+    if config.classifier_activation is None:
+        return nn.Identity()
+    if config.classifier_norm:
+        return DenseNorm(config.d_model, config.classifier_activation, make_norm(config), config.dense_bias)
+    return DenseActivation(config.d_model, config.classifier_activation, config.dense_bias)
 
 
 def softcap(logits: Tensor, cap: float | None) -> Tensor:

@@ -19,9 +19,9 @@ from .checks import check_modality, check_position_ids, check_token_types, check
 from .dropout import Dropout
 from .embeddings import BigramEmbedding
 from .masking import encoder_mask
-from .packing import lengths_to_pack, pack, unpack
+from .packing import lengths_to_pack, pack, pack_rotation, unpack
 from .patches import PatchEmbedding
-from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm
+from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm, make_self_attention_norm
 
 
 # B batch, S source length, D model width
@@ -32,8 +32,9 @@ class EncoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int = 0):
         super().__init__()
-        self.self_attn = make_attention(config, "encoder", layer_idx, window=config.attention_window)
-        self.self_attn_norm = make_norm(config)
+        self.layer_type = config.type_of_layer(layer_idx)
+        self.self_attn = make_attention(config, "encoder", layer_idx, window=config.window_of(self.layer_type))
+        self.self_attn_norm = make_self_attention_norm(config, layer_idx)
         self.feed_forward = make_feed_forward(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
@@ -65,6 +66,7 @@ class Encoder(Stack):
         self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
         self.bigrams = BigramEmbedding(config.bigram_rows, config.d_model) if config.bigram_rows else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
+        self.layer_types = sorted({layer.layer_type for layer in self.layers})  # one, unless layers differ
         self.post_init()
 
     @merge_with_config_defaults
@@ -95,15 +97,17 @@ class Encoder(Stack):
         bias, rotary = self.attention_positions(x, position_ids, slots, slots)
         x = self.enter(x, position_ids)
         lengths = self.lengths_to_pack(attention_mask, **kwargs)
-        mask = encoder_mask(self.config, x, attention_mask) if lengths is None else None
-        if lengths is not None:
-            x = pack(x, lengths)
-            if rotary is not None:
-                cos, sin = (pack(turn.expand(batch, -1, -1), lengths) for turn in rotary)
-                rotary = cos, sin
+        types = self.layer_types
+        turns = rotary if isinstance(rotary, dict) else dict.fromkeys(types, rotary)
+        if lengths is None:
+            masks = {kind: encoder_mask(self.config, x, attention_mask, self.config.window_of(kind)) for kind in types}
+        else:
+            x, masks = pack(x, lengths), dict.fromkeys(types)
+            turns = {kind: pack_rotation(turn, batch, lengths) for kind, turn in turns.items()}
         for layer in self.layers:
+            mask, turn = masks[layer.layer_type], turns[layer.layer_type]
             # Tensors that need a gradient go by place, or gradient checkpointing loses them.
-            x = self.layer_drop(x, layer(x, mask, bias, rotary=rotary, lengths=lengths, **kwargs))
+            x = self.layer_drop(x, layer(x, mask, bias, rotary=turn, lengths=lengths, **kwargs))
         x = self.norm(x)
         return BaseModelOutput(last_hidden_state=x if lengths is None else unpack(x, lengths, length))
 

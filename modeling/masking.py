@@ -146,11 +146,11 @@ def visible_keys(mask: Tensor, batch: int) -> Tensor:
 # stack itself demands. One of four dimensions is transformers' way to replace every other mask, and is taken as it is.
 
 
-def encoder_mask(config, x: Tensor, attention_mask: Tensor | None):
-    """Everybody sees every token that is not padding, within the window if there is one."""
-    if (blocks := near_or_none(config, x, attention_mask, is_causal=False)) is not None:
+def encoder_mask(config, x: Tensor, attention_mask: Tensor | None, window: int | None):
+    """Everybody sees every token that is not padding, within the window if there is one: the config's, or none."""
+    if window is not None and (blocks := near_or_none(config, x, attention_mask, is_causal=False)) is not None:
         return blocks
-    length, window = x.shape[1], config.attention_window
+    length = x.shape[1]
     if attention_mask is not None and attention_mask.dim() > 2:
         near = None if window is None else window_mask(length, window=window, device=x.device)
         return _for_kernel(config, x, attention_mask, near)

@@ -36,7 +36,7 @@ from .checks import IGNORED, check_modality
 from .decoder import Decoder
 from .decoding import StepwiseGeneration, steps_of
 from .dropout import Dropout
-from .embeddings import DenseActivation, OutputProjection, make_output_transform, softcap
+from .embeddings import OutputProjection, make_output_transform, make_pre_classifier, softcap
 from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
 from .masking import visible_keys
@@ -368,8 +368,7 @@ class ClassifierHead(GlassformerPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = GlassformerModel(config)
         self.dropout = Dropout(config.dropout)
-        activation = config.classifier_activation
-        self.pre_classifier = DenseActivation(config.d_model, activation) if activation else nn.Identity()
+        self.pre_classifier = make_pre_classifier(config)
         self.classifier = nn.Linear(config.d_model, config.num_labels, bias=config.classifier_bias)
         self.post_init()
 
@@ -500,6 +499,7 @@ class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
         super().__init__(config)
         self.model = GlassformerModel(config)
         self.dropout = Dropout(config.dropout)
+        self.pre_classifier = make_pre_classifier(config)
         self.qa_outputs = nn.Linear(config.d_model, 2)  # the name by which PEFT knows what to train beside its adapters
         self.post_init()
 
@@ -520,7 +520,8 @@ class GlassformerForQuestionAnswering(GlassformerPreTrainedModel):
         outputs = self.model(
             input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
         )
-        start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
+        hidden = self.pre_classifier(outputs.last_hidden_state)
+        start_logits, end_logits = self.qa_outputs(self.dropout(hidden)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             tokens = self.token_mask(input_ids, attention_mask)

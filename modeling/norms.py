@@ -47,3 +47,12 @@ class RMSNorm1p(RMSNorm):
 
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm, "rmsnorm1p": RMSNorm1p}
+
+
+def build_norm(name: str, width: int, eps: float, bias: bool = True) -> nn.Module:
+    """`bias` is a layer norm's: the others have none."""
+    return nn.LayerNorm(width, eps=eps, bias=bias) if name == "layernorm" else NORMS[name](width, eps=eps)
+
+
+def make_norm(config) -> nn.Module:
+    return build_norm(config.norm, config.d_model, config.norm_eps, config.norm_bias)

@@ -44,6 +44,14 @@ def pack(x: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat([row[:length] for row, length in zip(x.unbind(), lengths)])[None]
 
 
+def pack_rotation(rotary: tuple[Tensor, Tensor] | None, batch: int, lengths: list[int]) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine [B or 1, T, K] -> [1, N, K]"""
+    if rotary is None:
+        return None
+    cos, sin = (pack(turn.expand(batch, -1, -1), lengths) for turn in rotary)
+    return cos, sin
+
+
 def unpack(x: Tensor, lengths: list[int], width: int) -> Tensor:
     """[1, N, D] -> [B, T, D] for T = width, with zeros for padding"""
     padded = pad_sequence(x[0].split(lengths), batch_first=True)

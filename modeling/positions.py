@@ -13,6 +13,7 @@ Two kinds are added to the embeddings: `SinusoidalPositionEncoding` (section 3.5
 (https://arxiv.org/abs/1910.10683) are added to the scores.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -48,7 +49,8 @@ class SinusoidalPositionEncoding(nn.Module):
         check_width("SinusoidalPositionEncoding", x, self.d_model)
         if position_ids is None:
             position_ids = torch.arange(x.shape[1], device=x.device)[None]
-        precise = torch.promote_types(x.dtype, torch.float32)
+        # In double precision, or the angles of far positions are rounded before their sine is taken; Apple's GPUs have none.
+        precise = torch.float32 if x.device.type == "mps" else torch.float64
         even = torch.arange(0, self.d_model, 2, dtype=precise, device=x.device)
         angles = position_ids[..., None] * 10000 ** (-even / self.d_model)  # [B, T, D/2]
         encoding = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # sine and cosine take turns
@@ -135,6 +137,20 @@ class RotaryPositionEncoding(Float32Buffers):
         angles = torch.cat((angles, angles), dim=-1)  # the pair of i is i + K/2
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)
+
+
+class RotaryByLayerType(nn.ModuleDict):
+    """A `RotaryPositionEncoding` for each type of layer, by name: layers that see far may turn slower."""
+
+    def __init__(self, config):
+        super().__init__()
+        for kind in sorted(set(config.layer_types)):
+            own = copy.copy(config)
+            own.rope_parameters = config.rope_parameters[kind]  # where transformers looks for one set of them
+            self[kind] = RotaryPositionEncoding(own)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        return {kind: rotary(x, position_ids) for kind, rotary in self.items()}
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ from .checks import check_attention_mask, check_inputs
 from .dropout import Dropout, TokenDropout
 from .embeddings import TokenEmbedding
 from .feed_forward import FeedForward
-from .norms import NORMS
+from .norms import make_norm
 from .positions import (
     AlibiBias,
     LearnedPositionEncoding,
     RelativePositionBias,
+    RotaryByLayerType,
     RotaryPositionEncoding,
     SinusoidalPositionEncoding,
 )
@@ -56,8 +57,9 @@ def parallel_norm(x: Tensor, norm: Map, sublayer: Map, dropout: Map, start: Tens
 RESIDUALS = {"pre": pre_norm, "post": post_norm, "parallel": parallel_norm}
 
 
-def make_norm(config) -> nn.Module:
-    return NORMS[config.norm](config.d_model, eps=config.norm_eps)
+def make_self_attention_norm(config, layer_idx: int) -> nn.Module:
+    """Before the first attention of a stack, the norm of the embeddings may be enough."""
+    return make_norm(config) if layer_idx or config.first_norm else nn.Identity()
 
 
 def make_attention(config, kind: str, layer_idx: int, window: int | None = None) -> MultiHeadAttention:
@@ -70,6 +72,7 @@ def make_attention(config, kind: str, layer_idx: int, window: int | None = None)
         bias=config.attention_bias,
         qk_norm=config.norm if config.qk_norm else None,
         norm_eps=config.norm_eps,
+        norm_bias=config.norm_bias,
         config=config,
         layer_idx=layer_idx,
         is_causal=kind == "decoder",
@@ -130,7 +133,9 @@ class Stack(GlassformerPreTrainedModel):
             self.positions = SinusoidalPositionEncoding(config.d_model)
         elif kind == "learned":
             self.positions = LearnedPositionEncoding(config.d_model, config.max_position_embeddings, config.position_offset)
-        self.rotary_emb = RotaryPositionEncoding(config) if kind == "rope" else None
+        self.rotary_emb: nn.Module | None = None
+        if kind == "rope":
+            self.rotary_emb = (RotaryByLayerType if config.rope_by_layer_type() else RotaryPositionEncoding)(config)
         self.position_bias: nn.Module | None = None
         if kind == "alibi":
             self.position_bias = AlibiBias(config.num_heads)
@@ -169,10 +174,8 @@ class Stack(GlassformerPreTrainedModel):
         x = x if self.positions is None else self.positions(x, position_ids)
         return self.dropout(self.embedding_norm(x))
 
-    def attention_positions(
-        self, x: Tensor, position_ids: Tensor, slots: Tensor, key_slots: Tensor
-    ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
-        """What attention itself is told about positions, the same for all layers: a bias [B or 1, H, T, S], a rotation.
+    def attention_positions(self, x: Tensor, position_ids: Tensor, slots: Tensor, key_slots: Tensor) -> tuple[Tensor | None, Any]:
+        """What attention itself is told about positions: a bias [B or 1, H, T, S], a rotation or one for each type of layer.
 
         A rotation goes by the given positions. A bias goes by the places of queries [1, T] and keys [1, S] in the sequence,
         for those are known of cached keys too; padding and packing do not change the distances that count.

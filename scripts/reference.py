@@ -115,7 +115,9 @@ def config_page() -> str:
         page += table(("field", "type", "default", "meaning"), rows)
     page += (
         "With `position_encoding: rope`, `rope_parameters` takes transformers' own (`rope_theta`, `rope_type`, `factor`, "
-        "...); with a classification head, `num_labels` is the number of classes, or 1 for a number.\n\n"
+        "...); of an encoder, `layer_types` names what each layer sees, `sliding_attention` for the tokens within "
+        "`attention_window` or `full_attention` for all, and `rope_parameters` may then hold one set for each of the two; "
+        "with a classification head, `num_labels` is the number of classes, or 1 for a number.\n\n"
     )
     rows = [(coded(name), ", ".join(map(coded, others))) for name, others in names.items()]
     page += "## Other names\n\nNames of transformers that mean the same, to be used instead or beside:\n\n"

@@ -33,6 +33,12 @@ VARIANTS = {
         "position_encoding": "learned", "position_offset": 2, "num_token_types": 2, "output_transform": "scale",
         "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
     },
+    "mixed": {  # layers that differ from each other, as ModernBERT's; only an encoder's may
+        "layer_types": ["sliding_attention", "full_attention"], "attention_window": 3, "position_encoding": "rope",
+        "rope_parameters": {"full_attention": {"rope_theta": 160.0}, "sliding_attention": {"rope_theta": 10.0}},
+        "norm_bias": False, "first_norm": False, "embedding_norm": True, "output_transform": "dense", "dense_bias": False,
+        "classifier_activation": "gelu", "classifier_norm": True,
+    },
     "window-alibi": {"attention_window": 3, "position_encoding": "alibi"},
 }  # fmt: skip
 LANGUAGE_MODELS = {
@@ -43,6 +49,8 @@ LANGUAGE_MODELS = {
 
 
 def tiny_config(shape: str = "encoder-decoder", **overrides) -> GlassformerConfig:
+    if types := overrides.get("layer_types"):
+        overrides["num_encoder_layers"] = len(types)  # also where a test asks for fewer
     sizes = {"vocab_size": V, "d_model": D, "num_heads": H, "d_ff": 40, "max_position_embeddings": 64}
     return GlassformerConfig(**{**sizes, **SHAPES[shape], "mask_token_id": 4, **overrides})
 

@@ -1,5 +1,6 @@
 """Small native models of transformers, every family with the variants that its config has."""
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,14 @@ SIZES["vit"] = {
 }  # fmt: skip
 SIZES["roberta"] = SIZES["bert"] | {"pad_token_id": 1, "bos_token_id": 0}
 SIZES["distilbert"] = {"dim": D, "n_heads": H, "n_layers": 2, "hidden_dim": 40, "max_position_embeddings": 11}
+SIZES["modernbert"] = {
+    "hidden_size": D, "num_attention_heads": H, "num_hidden_layers": 4, "intermediate_size": 40, "max_position_embeddings": 40,
+    "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    },
+}  # fmt: skip
 SIZES["bart"] = {
     "d_model": D, "encoder_attention_heads": H, "decoder_attention_heads": H, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
     "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 40, "decoder_start_token_id": 2,
@@ -59,6 +68,10 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
 }  # fmt: skip
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+# What is not used, as it is by default.
+DEFAULT_LOCAL = {"local_attention": 128, "rope_parameters": {"full_attention": ROPE}}
+DEFAULT_GLOBAL = {"rope_parameters": {"sliding_attention": ROPE}}
+LAYERED_YARN = {"full_attention": YARN_ROPE, "sliding_attention": ROPE}
 
 NATIVES: dict[str, Native] = {
     "gpt2": Native("GPT2LMHeadModel"),
@@ -114,6 +127,27 @@ NATIVES: dict[str, Native] = {
     "vit-no-bias": Native("ViTForImageClassification", {"qkv_bias": False, "hidden_act": "relu", "layer_norm_eps": 1e-3}),
     "vit-wide-heads": Native("ViTForImageClassification", {"head_dim": 10, "patch_size": 6, "num_channels": 1}),
     "vit-bare": Native("ViTModel"),
+    "modernbert": Native("ModernBertForMaskedLM"),
+    "modernbert-biases": Native(
+        "ModernBertForMaskedLM",
+        {
+            "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True, "decoder_bias": False,
+            "tie_word_embeddings": False, "norm_eps": 1e-3, "hidden_activation": "relu", "classifier_activation": "relu",
+        },
+    ),
+    "modernbert-every-second": Native(
+        "ModernBertForMaskedLM", {"layer_types": ["full_attention", "sliding_attention"] * 2, "local_attention": 6}
+    ),
+    "modernbert-all-full": Native("ModernBertForMaskedLM", {"layer_types": ["full_attention"] * 4} | DEFAULT_LOCAL),
+    "modernbert-all-local": Native("ModernBertForMaskedLM", {"layer_types": ["sliding_attention"] * 4} | DEFAULT_GLOBAL),
+    "modernbert-yarn": Native("ModernBertForMaskedLM", {"rope_parameters": LAYERED_YARN}),
+    "modernbert-bare": Native("ModernBertModel"),
+    "modernbert-sequences": Native("ModernBertForSequenceClassification", {"num_labels": 3, "classifier_activation": "silu"}),
+    "modernbert-sequences-mean": Native(
+        "ModernBertForSequenceClassification", {"num_labels": 3, "classifier_pooling": "mean", "classifier_bias": True}
+    ),
+    "modernbert-tokens": Native("ModernBertForTokenClassification", {"num_labels": 3, "norm_bias": True}),
+    "modernbert-answers": Native("ModernBertForQuestionAnswering"),
     "bart": Native("BartForConditionalGeneration"),
     "bart-untied": Native("BartForConditionalGeneration", {"tie_word_embeddings": False, "scale_embedding": True}),
     "bart-bare": Native("BartModel", {"activation_function": "relu"}),
@@ -135,7 +169,8 @@ def native_model(name: str, **options) -> Any:
     config_class = model_class.config_class
     tokens = {} if config_class.model_type == "vit" else {"vocab_size": V, **IDS}
     sizes = tokens | SIZES[config_class.model_type]
-    model = model_class(config_class(**{**sizes, **NATIVES[name].options, **options})).eval()
+    sizes = copy.deepcopy({**sizes, **NATIVES[name].options, **options})  # configs keep what they are given, and add to it
+    model = model_class(config_class(**sizes)).eval()
     if "bare" in name and hasattr(model, "pooler"):
         model.pooler = None  # a head, of which our bare model has none
     if name == "t5-v1.1":  # as after loading a checkpoint that has two matrices

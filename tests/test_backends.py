@@ -178,23 +178,24 @@ def test_attention_maps_are_distributions_over_the_keys_that_may_be_seen(shape, 
     outputs = model(**inputs, output_attentions=True)
     window, source = model.config.attention_window, inputs["attention_mask"]
 
-    def self_mask(tokens, is_causal):
+    def self_mask(tokens, is_causal, window=window):
         length = tokens.shape[1]
         windowed = None if window is None else window_mask(length, window=window)
         mask = combine_masks(causal_mask(length) if is_causal else None, windowed, padding=tokens)
         return mask.expand(B, length, length)
 
-    expected = {"attentions": (self_mask(source, is_causal=shape == "decoder"), LAYERS[shape])}
+    expected = {"attentions": [self_mask(source, is_causal=shape == "decoder")] * LAYERS[shape]}
+    if variant == "mixed":
+        expected["attentions"][1] = self_mask(source, is_causal=False, window=None)
     if shape == "encoder-decoder":
         target = inputs["decoder_attention_mask"]
         expected = {
-            "encoder_attentions": (self_mask(source, is_causal=False), 2),
-            "decoder_attentions": (self_mask(target, is_causal=True), 3),
-            "cross_attentions": (source[:, None].expand(B, T, S), 3),
+            "encoder_attentions": [self_mask(source, is_causal=False)] * 2,
+            "decoder_attentions": [self_mask(target, is_causal=True)] * 3,
+            "cross_attentions": [source[:, None].expand(B, T, S)] * 3,
         }
-    for name, (mask, num_layers) in expected.items():
-        assert len(outputs[name]) == num_layers
-        for weights in outputs[name]:
+    for name, masks in expected.items():
+        for weights, mask in zip(outputs[name], masks, strict=True):
             mask_of_heads = mask[:, None].expand(B, H, *mask.shape[1:])
             assert torch.equal(weights > 0, mask_of_heads)
             # Padding on the left of a decoder's row sees nothing.
@@ -258,7 +259,7 @@ def assert_compiled_equals_eager(model, inputs, backend):
 
 
 @each_shape
-@variants_with_slow("relative")
+@variants_with_slow("relative", "mixed")
 @torch.no_grad()
 def test_the_forward_compiles_into_one_graph(shape, variant):
     model = tiny_language_model(shape, **VARIANTS[variant], **shallow(shape))

@@ -28,19 +28,26 @@ OWN_FIELDS = {name: default for name, default in OWN_FIELDS.items() if name not 
 # A value for each field that is not its default.
 CHANGED = {
     "vocab_size": 101, "d_model": 48, "num_heads": 6, "num_kv_heads": 3, "d_ff": 80, "num_encoder_layers": 1,
-    "num_decoder_layers": 2, "max_position_embeddings": 33, "norm": "rmsnorm", "norm_position": "post", "norm_eps": 1e-3,
+    "num_decoder_layers": 2, "max_position_embeddings": 33, "norm": "rmsnorm", "norm_position": "parallel", "norm_eps": 1e-3,
     "activation": "silu", "gated_feed_forward": True, "attention_bias": False, "feed_forward_bias": False, "qk_norm": True,
     "attention_window": 9, "pruned_heads": {"cross.1": [0, 4]}, "position_encoding": "rope", "relative_attention_num_buckets": 16,
     "relative_attention_max_distance": 64, "scale_embedding": False, "embedding_norm": True, "tie_word_embeddings": False,
     "embedding_tying": "target-output", "logit_softcap": 30.0, "pooling": "last", "dropout": 0.2, "attention_dropout": 0.3,
     "activation_dropout": 0.4, "token_dropout": 0.35, "layer_drop": 0.05, "label_smoothing": 0.15,
     "pad_token_id": 5, "bos_token_id": 6,
-    "head_width": 12, "attention_out_bias": True, "scale_attention": False, "position_offset": 2, "num_token_types": 3, "bigram_rows": 17,
+    "head_width": 12, "attention_out_bias": True, "scale_attention": False, "position_offset": 2, "num_token_types": 3,
+    "bigram_rows": 17,
     "output_transform": "dense", "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
+    "norm_bias": False, "first_norm": False, "classifier_norm": True, "dense_bias": False,
     "eos_token_id": [7, 8], "unk_token_id": 9, "mask_token_id": 10, "decoder_start_token_id": 11, "use_cache": False,
 }  # fmt: skip
 PICTURES = {"image_size": 12, "patch_size": 3, "num_channels": 1}  # for an encoder alone
 ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+MIXED = {
+    "num_encoder_layers": 2, "num_decoder_layers": 0, "attention_window": 9, "position_encoding": "rope",
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -183,6 +190,7 @@ CONFIGS = {
     "changed": CHANGED | {"rope_parameters": ROPE, "num_labels": 3},
     "decoder-start-none": {"bos_token_id": None},
     "pictures": PICTURES | SHAPES["encoder"],
+    "mixed": MIXED,
     **SHAPES,
 }
 
@@ -204,6 +212,7 @@ def test_every_field_survives(round_trip, arguments, tmp_path, silence):
     for name, value in arguments.items():
         assert getattr(back, name) == value, name
     assert hasattr(back, "rope_parameters") == (config.position_encoding == "rope")
+    assert hasattr(back, "layer_types") == ("layer_types" in arguments)  # or transformers takes the layers for different ones
 
 
 def test_hugging_faces_rope_names_end_in_rope_parameters():
@@ -384,6 +393,29 @@ MISTAKES = {
     "pictures-and-words": ({"image_size": 32}, ["image_size=32", "encoder by itself", "num_decoder_layers=0"]),
     "uncovered-picture": ({"num_decoder_layers": 0, "image_size": 30}, ["image_size=30", "patch_size=16 (remainder 14)"]),
     "window-of-one": ({"attention_window": 1}, ["attention_window=1", "at least 2"]),
+    "no-norm-to-leave-out": ({"norm_position": "post", "first_norm": False}, ["first_norm=False", '"post"', "drop it"]),
+    "norm-of-nothing": ({"classifier_norm": True}, ["classifier_norm=True", "set classifier_activation"]),
+    "types-of-decoder": (MIXED | {"num_decoder_layers": 2}, ["layer_types", "encoder alone", "encoder-decoder", "drop them"]),
+    "types-of-other-layers": (MIXED | {"num_encoder_layers": 3}, ["2 entries", "num_encoder_layers=3", "one a layer"]),
+    "no-such-type": (MIXED | {"layer_types": ["chunked_attention"] * 2}, ["'chunked_attention'", "sliding_attention"]),
+    "type-for-all": wrong_type("list[str]", layer_types="full_attention"),
+    "types-without-window": (MIXED | {"attention_window": None}, ["attention_window=None", "give a window"]),
+    "window-for-nobody": (MIXED | {"layer_types": ["full_attention"] * 2}, ["attention_window=9", "and none if not"]),
+    "rope-of-no-type": (MIXED | {"layer_types": None}, ["rope_parameters", "layer_types=None", "one for all"]),
+    "rope-of-one-type": (
+        MIXED | {"rope_parameters": {"full_attention": ROPE}},
+        ["rope_parameters with full_attention", "each type", "one for all"],
+    ),
+    "rope-beside-types": (
+        MIXED | {"rope_parameters": MIXED["rope_parameters"] | {"factor": 2.0}}, ["factor", "do not fit", "one for all"],
+    ),
+    "rope-of-a-type-not-a-dict": (
+        MIXED | {"rope_parameters": {"full_attention": 3, "sliding_attention": ROPE}}, ["full_attention=3", "type int", "dict"],
+    ),
+    "half-a-pair-in-one-type": (
+        MIXED | {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.05}, "sliding_attention": ROPE}},
+        ["partial_rotary_factor=0.05", "64 wide", "even"],
+    ),
     "first-token-of-decoder": ({"num_encoder_layers": 0, "pooling": "first"}, ['pooling="first"', '"last"', '"mean"']),
     "typo": ({"d_modle": 64}, ["'d_modle'", "did you mean d_model?"]),
     "typo-in-their-name": ({"hiden_size": 64}, ["'hiden_size'", "did you mean hidden_size?"]),
@@ -410,6 +442,7 @@ MISTAKES = {
     "float-labels": wrong_type("int", num_labels=2.5),
     "their-name-for-a-size": ({"hidden_size": "512"}, ["'512'", "type str", "type int"]),
     "assigned-float": (changed_later(d_model=3.5), ["d_model=3.5", "type float", "type int"]),
+    "assigned-layer-types": (lambda: changed_later(layer_types=3)().validate(), ["layer_types=3", "type int", "list[str]"]),
     "assigned-none": (changed_later(norm=None), ["norm=None", "type NoneType", "type str"]),
     "assigned-in-their-name": (changed_later(hidden_size=3.5), ["3.5", "type float", "type int"]),
     "assigned-depth": (changed_later(num_hidden_layers=1.5), ["num_decoder_layers=1.5", "type float", "type int"]),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models import SHAPES, tiny_config, tiny_language_model
+from models import SHAPES, V, tiny_config, tiny_language_model
 from native_models import NATIVES, batch_for, native_model, outputs_of, randomised
 from torch.testing import assert_close
 
@@ -41,7 +41,7 @@ def test_a_native_model_answers_the_same_as_ours_and_comes_back_unchanged(name):
     assert type(ours).__name__.startswith("Glassformer") and not ours.training
     for side in ("right", "left"):
         # RoBERTa's positions leave out padding on the left, and BERT's classifier looks at it.
-        if side == "left" and ("roberta" in name or name in ("bert-sequences", "distilbert-sequences")):
+        if side == "left" and ("roberta" in name or name.endswith("bert-sequences")):
             continue
         batch = batch_for(native, side)
         for actual, expected in zip(outputs_of(ours, batch), outputs_of(native, batch), strict=True):
@@ -70,6 +70,46 @@ def test_both_write_the_same_tokens(name):
     assert len(expected.unique()) > 6
 
 
+# Long texts
+
+
+def long_batch(model, length: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, V, (2, length))
+    mask = torch.ones_like(ids)
+    mask[1, -length // 5 :] = 0
+    batch = {"input_ids": ids * mask, "attention_mask": mask}
+    return batch | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+
+
+@pytest.mark.parametrize("name", ["marian", "pegasus"])
+def test_far_positions_are_where_theirs_are(name):
+    native = native_model(name, max_position_embeddings=1000)
+    batch = long_batch(native, 1000)
+    assert_close(outputs_of(glassformer.from_hf(native), batch), outputs_of(native, batch), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("local_attention", [40, 41])
+def test_a_window_ends_where_theirs_does(local_attention):
+    native = native_model("modernbert", num_hidden_layers=2, local_attention=local_attention)
+    ours, batch = glassformer.from_hf(native), long_batch(native, 300)  # long enough for attention in blocks
+    [expected] = outputs_of(native, batch)
+    assert_close(outputs_of(ours, batch), [expected], rtol=0, atol=1e-5)
+    ours.config.attention_window += 1
+    assert not torch.allclose(outputs_of(ours, batch)[0], expected, atol=1e-2)
+
+
+def test_gradients_are_theirs_too():
+    native = native_model("modernbert")
+    x, mask = torch.randn(2, 9, native.config.hidden_size), long_batch(native, 9)["attention_mask"]
+    gradients = []
+    for model in (native, glassformer.from_hf(native)):
+        inputs = x.clone().requires_grad_()
+        model(inputs_embeds=inputs, attention_mask=mask).logits[mask.bool()].square().mean().backward()
+        gradients.append(inputs.grad)
+    assert gradients[0].std() > 1e-3
+    assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+
+
 # Ours become native
 
 
@@ -84,6 +124,10 @@ BERT_LIKE = LEARNED | {
 }  # fmt: skip
 VIT_LIKE = {
     "image_size": 12, "patch_size": 4, "num_channels": 2, "position_encoding": "learned", "attention_out_bias": True,
+}  # fmt: skip
+MODERNBERT_LIKE = {
+    "first_norm": False, "embedding_norm": True, "position_encoding": "rope", "gated_feed_forward": True,
+    "scale_embedding": False, "output_transform": "dense",
 }  # fmt: skip
 SEQ2SEQ = {"norm_eps": 1e-5}
 T5_LIKE = {
@@ -104,6 +148,7 @@ OURS = {
     "roberta": ("encoder", BERT_LIKE | {"position_offset": 1}),
     "distilbert": ("encoder", BERT_LIKE),
     "vit": ("encoder", VIT_LIKE),
+    "modernbert": ("encoder", MODERNBERT_LIKE),
     "marian": ("encoder-decoder", SEQ2SEQ | {"norm_position": "post"}),
     "pegasus": ("encoder-decoder", SEQ2SEQ),
     "bart": ("encoder-decoder", SEQ2SEQ | LEARNED | {"norm_position": "post", "embedding_norm": True, "position_offset": 2}),
@@ -116,10 +161,13 @@ OTHERWISE = {
     "norm_eps": 1e-3, "activation": "gelu_new", "gated_feed_forward": True, "attention_bias": False, "attention_out_bias": True,
     "scale_attention": False, "feed_forward_bias": False, "qk_norm": True, "attention_window": 3, "position_encoding": "alibi",
     "relative_attention_num_buckets": 4, "relative_attention_max_distance": 19, "position_offset": 3, "scale_embedding": False,
-    "num_token_types": 2, "bigram_rows": 9, "embedding_norm": True, "tie_word_embeddings": False, "embedding_tying": "target-output",
+    "num_token_types": 2, "bigram_rows": 9, "embedding_norm": True, "norm_bias": False, "first_norm": False, "dense_bias": False,
+    "tie_word_embeddings": False, "embedding_tying": "target-output",
     "output_transform": "scale", "output_bias": True, "logit_softcap": 2.0, "max_position_embeddings": 33, "pad_token_id": None,
 }  # fmt: skip
-OPPOSITE = {"norm": "rmsnorm", "norm_position": "pre", "scale_embedding": True, "attention_out_bias": False}
+OPPOSITE = {
+    "norm": "rmsnorm", "norm_position": "pre", "scale_embedding": True, "attention_out_bias": False, "output_transform": "none",
+}  # fmt: skip
 
 
 def our_model(family: str, **options):
@@ -155,7 +203,11 @@ def test_whatever_else_is_chosen_is_refused_by_name_or_computes_the_same(family)
     plain = our_model(family, **depth).config
     carried = set()
     for name, value in OTHERWISE.items():
-        value = OPPOSITE.get(name, value) if getattr(plain, name) == value else value
+        if getattr(plain, name) == value:
+            value = OPPOSITE.get(name, value) if value not in (True, False) else not value
+        if name == "first_norm" and plain.norm_position == "post":
+            continue  # it has none that could be left out
+        value = "parallel" if name == "norm_position" and not plain.first_norm else value
         ours = our_model(family, **depth, **{name: value})
         if reasons := stands_in_the_way(ours.config, FAMILIES[family]):
             assert any(name in reason for reason in reasons)
@@ -169,7 +221,38 @@ def test_whatever_else_is_chosen_is_refused_by_name_or_computes_the_same(family)
     assert ("logit_softcap" in carried) == (family == "vit")  # whose logits are those of a classifier
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-sequences", "t5"])
+def test_an_encoder_with_one_window_or_two_kinds_of_layers_fits_modernbert():
+    sizes = {"num_encoder_layers": 3, "attention_window": 3}
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    by_type = {"full_attention": {"rope_theta": 90.0}, "sliding_attention": {"rope_theta": 9.0}}
+    alike = {"layer_types": ["sliding_attention"] * 3}
+    for layers in ({}, alike, {"layer_types": types}, {"layer_types": types, "rope_parameters": by_type}):
+        ours = our_model("modernbert", **sizes, **layers)
+        native, batch = glassformer.to_hf(ours, to="modernbert"), batch_for(ours)
+        assert_close(outputs_of(native, batch), outputs_of(ours, batch), rtol=0, atol=1e-5)
+        back = glassformer.from_hf(native)
+        same_weights(ours, back)
+        assert that_matter(back.config, type(ours).__name__) == that_matter(ours.config, type(ours).__name__)
+        assert any("layer_types" in reason for reason in stands_in_the_way(ours.config, FAMILIES["bert"])) == (
+            types in layers.values()
+        )
+
+
+def test_what_modernberts_heads_do_not_have_is_refused():
+    family, head = FAMILIES["modernbert"], "GlassformerForSequenceClassification"
+    plain = MODERNBERT_LIKE | {"classifier_activation": "gelu", "classifier_norm": True}
+    for options, reason in (
+        ({"pooling": "max"}, "pooling=max, needs mean or first"),
+        ({"classifier_norm": False}, "classifier_norm=False, needs True"),
+        ({"classifier_bias": False}, "classifier_bias=False, needs True"),
+        ({"rope_parameters": {"partial_rotary_factor": 2 / 3}}, "partial_rotary_factor=0.6666666666666666, needs 1.0"),
+    ):
+        assert stands_in_the_way(tiny_config("encoder", **plain | options), family, head) == [reason]
+    assert not stands_in_the_way(tiny_config("encoder", **plain | {"dense_bias": False}), family, head)
+    assert not stands_in_the_way(tiny_config("encoder", **plain | {"pooling": "max"}), family, "GlassformerForMaskedLM")
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-sequences", "t5", "modernbert-sequences"])
 def test_heads_of_others_can_be_rounded_to_eight_bits(name):
     ours, batch = glassformer.from_hf(native_model(name)), batch_for(native_model(name))
     [expected] = outputs_of(ours, batch)[:1]

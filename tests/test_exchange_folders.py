@@ -209,6 +209,11 @@ IMPORTS = {
     ),
     "decoder-bert": ("bert", {"is_decoder": True}, "is_decoder=True, needs False"),
     "activation-of-a-head": ("roberta", {"hidden_act": "relu"}, "hidden_act=relu, needs gelu in RobertaForMaskedLM"),
+    "two-activations": (
+        "modernbert", {"classifier_activation": "relu"},
+        "hidden_activation=gelu and classifier_activation=relu differ, but activation is one",
+    ),
+    "window-of-one": ("modernbert", {"local_attention": 1}, "local_attention=1, needs 2 or more"),
     "two-vocabularies": (
         "marian", {"decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False},
         "vocab_size=31 and decoder_vocab_size=40 differ",

@@ -92,7 +92,7 @@ def test_masks_made_for_the_kernels_are_the_masks_made_by_hand(window):
     config = tiny_config(attention_window=window, attn_implementation="sdpa")
     near = None if window is None else window_mask(5, window=window)
     by_hand = combine_masks(near, padding=padding)
-    assert torch.equal(encoder_mask(config, x, padding).expand(2, 1, 5, 5)[:, 0], by_hand.expand(2, 5, 5))
+    assert torch.equal(encoder_mask(config, x, padding, window).expand(2, 1, 5, 5)[:, 0], by_hand.expand(2, 5, 5))
     by_hand = combine_masks(near, causal_mask(5), padding=padding)
     assert torch.equal(decoder_mask(config, x, padding, None, None)[:, 0], by_hand)
     memory = torch.zeros(2, 5, 8)
@@ -107,9 +107,9 @@ def test_a_caller_s_mask_reaches_flex_attention_as_numbers_to_add():
     mask = decoder_mask(config, x, allowed, None, None)
     assert mask.shape == (2, 1, 3, 3)
     assert torch.equal(mask[:, 0] == 0, allowed & causal_mask(3)) and mask.min() == torch.finfo(torch.float32).min
-    assert torch.equal(encoder_mask(config, x, allowed)[:, 0] == 0, allowed)
+    assert torch.equal(encoder_mask(config, x, allowed, None)[:, 0] == 0, allowed)
     with pytest.raises(ValueError, match="no mask of its own for each head"):
-        encoder_mask(config, x, torch.ones(2, 4, 3, 3, dtype=torch.bool))
+        encoder_mask(config, x, torch.ones(2, 4, 3, 3, dtype=torch.bool), None)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

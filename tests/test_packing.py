@@ -49,6 +49,15 @@ def test_loss_and_gradients_are_those_of_the_padded_batch(position_encoding, mon
         assert_close(of_packed[name], of_padded[name], atol=1e-9, rtol=1e-6, msg=name)
 
 
+def test_types_of_layers_are_packed_with_their_own_rotations():
+    types = {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": {"rope_theta": 7.0}}}
+    config = tiny_config("encoder", position_encoding="rope", dropout=0.0, **types)
+    model, inputs = GlassformerForMaskedLM(config), batch()
+    tokens = inputs["attention_mask"].bool()
+    packed, padded = (model.train(mode).model(**inputs).last_hidden_state[tokens] for mode in (True, False))
+    assert_close(packed, padded, atol=1e-5, rtol=1e-4)
+
+
 def test_what_the_encoder_returns_has_the_shape_of_the_batch_and_zeros_for_padding():
     model = GlassformerForMaskedLM(tiny_config("encoder", dropout=0.0)).train()
     inputs = batch()

@@ -33,6 +33,15 @@ def test_even_places_are_sines_and_odd_places_cosines():
     assert not list(SinusoidalPositionEncoding(D).parameters())
 
 
+def test_sinusoids_of_far_positions_are_rounded_once():
+    positions = torch.tensor([[1_000, 77_777, 1_000_000]])
+    precise = SinusoidalPositionEncoding(D)(torch.zeros(1, 3, D, dtype=torch.float64), positions)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(SinusoidalPositionEncoding(D)(torch.zeros(1, 3, D, dtype=dtype), positions), precise.to(dtype))
+    angles = positions[0, :, None].double() / 10000 ** (torch.arange(0, D, 2).double() / D)
+    assert_close(precise[0, :, ::2], angles.sin(), atol=1e-9, rtol=0)
+
+
 def test_positions_can_be_given():
     x, positions = torch.randn(B, T, D), torch.tensor([[3, 4, 5, 6, 7], [0, 1, 0, 1, 2]])
     for encode in (SinusoidalPositionEncoding(D), LearnedPositionEncoding(D, 9)):

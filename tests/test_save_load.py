@@ -34,7 +34,7 @@ TIED_PAIRS = {
     "untied": set(),
 }
 # Of the VARIANTS those that differ in their weights or tables.
-STORED_DIFFERENTLY = ["paper", "default", "modern", "learned", "alibi", "relative"]
+STORED_DIFFERENTLY = ["paper", "default", "modern", "learned", "alibi", "relative", "mixed"]
 
 each_head = pytest.mark.parametrize("head, shape", HEADS, ids=[f"{name[11:]}-{shape}" for name, shape in HEADS])
 each_language_model = pytest.mark.parametrize("shape", SHAPES)

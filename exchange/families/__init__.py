@@ -13,12 +13,13 @@ from .bert import BERT, DISTILBERT, ROBERTA
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
+from .modernbert import MODERNBERT
 from .t5 import T5
 from .vit import VIT
 
 
 DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GPT_NEOX)
-ENCODERS = (BERT, ROBERTA, DISTILBERT, VIT)
+ENCODERS = (BERT, ROBERTA, DISTILBERT, MODERNBERT, VIT)
 ENCODER_DECODERS = (MARIAN, BART, PEGASUS, MBART, T5)
 
 FAMILIES: dict[str, Family] = {family.name: family for family in DECODERS + ENCODERS + ENCODER_DECODERS}
