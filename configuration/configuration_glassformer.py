@@ -61,7 +61,7 @@ POSITIVE = (
     "image_size", "patch_size", "num_channels",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
-NOT_NEGATIVE = ("num_token_types", "bigram_rows", "position_offset")
+NOT_NEGATIVE = ("num_token_types", "position_offset")
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "token_dropout", "layer_drop", "label_smoothing")
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
 DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads or head_width, never passed
@@ -188,7 +188,6 @@ class GlassformerConfig(PreTrainedConfig):
     # Embeddings and output
     scale_embedding: bool = True  # multiply embeddings by sqrt(d_model)
     num_token_types: int = 0  # an embedding for each `token_type_ids` of an encoder, added to that of the token; BERT has two
-    bigram_rows: int = 0  # of an encoder: rows of a table for pairs of neighbouring tokens, found by a hash; 0: no table
     embedding_norm: bool = False  # normalise the sum of token and position embedding, as BERT and BART do
     tie_word_embeddings: bool = True  # False: source embedding, target embedding and output are three matrices
     embedding_tying: str = "three-way"  # which of the three are one matrix; "target-output" and "source-target" tie two

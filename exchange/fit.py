@@ -38,7 +38,6 @@ PLAIN: dict[str, Any] = {
     "pruned_heads": None,
     "position_offset": 0,
     "num_token_types": 0,
-    "bigram_rows": 0,
     "embedding_norm": False,
     "embedding_tying": "three-way",
     "output_transform": "none",
@@ -117,7 +116,7 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
     if config.shape != "encoder-decoder" or not config.tie_word_embeddings:
         idle |= {"embedding_tying"}
     if config.shape == "decoder":
-        idle |= {"num_token_types", "bigram_rows"}
+        idle |= {"num_token_types"}
     if config.shape != "encoder-decoder" and head not in TOKEN_HEADS:
         idle |= {"tie_word_embeddings"}
     return {name: choice(config, name) for name in (*own_fields(config), "layer_types") if name not in idle}

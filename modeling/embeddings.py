@@ -36,27 +36,6 @@ class TokenEmbedding(nn.Embedding):
         return super().forward(input_ids) * self.scale  # [B, T] -> [B, T, D]
 
 
-class BigramEmbedding(nn.Embedding):
-    """A vector for each pair of neighbours, "not good", by which a bag of words knows some order (https://arxiv.org/abs/1607.01759).
-
-    There are more pairs than anybody could keep a table of: each is sent to one of the rows by a hash, and some share one. All
-    rows begin at zero, so that a pair that was never learnt says nothing.
-    """
-
-    FACTOR = 1_000_003  # a prime: pairs that differ in one token go to different rows
-
-    def __init__(self, num_rows: int, d_model: int):
-        super().__init__(num_rows, d_model)
-        nn.init.zeros_(self.weight)
-
-    def forward(self, input_ids: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Ids [B, S], and which of them are tokens, not padding [B, S] -> [B, S, D], of each token with the one before it."""
-        ids = input_ids + 1  # 0 is what stands before the first token
-        ids = ids if tokens is None else ids * tokens.to(ids.dtype)
-        before = F.pad(ids[:, :-1], (1, 0))
-        return super().forward((before * self.FACTOR + ids) % self.num_embeddings)
-
-
 class DenseActivation(nn.Module):
     """activation(x W + b): [..., D] -> [..., D]"""
 

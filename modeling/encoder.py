@@ -17,7 +17,6 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import MultiHeadAttention
 from .checks import check_modality, check_position_ids, check_token_types, check_width
 from .dropout import Dropout
-from .embeddings import BigramEmbedding
 from .masking import encoder_mask
 from .packing import lengths_to_pack, pack, pack_rotation, unpack
 from .patches import PatchEmbedding
@@ -64,7 +63,6 @@ class Encoder(Stack):
         if config.image_size is not None:
             self.embed_patches = PatchEmbedding(config.d_model, config.image_size, config.patch_size, config.num_channels)
         self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
-        self.bigrams = BigramEmbedding(config.bigram_rows, config.d_model) if config.bigram_rows else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.layer_types = sorted({layer.layer_type for layer in self.layers})  # one, unless layers differ
         self.post_init()
@@ -88,8 +86,6 @@ class Encoder(Stack):
             x = x + self.embed_types(token_type_ids, batch, length)
         attention_mask = self.token_mask(input_ids, attention_mask)
         attention_mask = self.check_mask(self.mask_name, attention_mask, x, length)
-        if self.bigrams is not None:
-            x = x + self.embed_bigrams(input_ids, attention_mask)
         check_position_ids(position_ids, batch, length)
         slots = torch.arange(length, device=x.device)[None]
         position_ids = slots if position_ids is None else position_ids
@@ -117,11 +113,6 @@ class Encoder(Stack):
             token_type_ids = torch.zeros(batch, length, dtype=torch.long, device=self.token_types.weight.device)
         check_token_types(token_type_ids, batch, length, self.config.num_token_types)
         return self.token_types(token_type_ids)
-
-    def embed_bigrams(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        if input_ids is None:
-            raise ValueError("bigram_rows makes vectors of pairs of tokens: pass input_ids, not inputs_embeds.")
-        return self.bigrams(input_ids, attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None)
 
     def lengths_to_pack(self, attention_mask: Tensor | None, **kwargs) -> list[int] | None:
         """How long each sequence is, where padding is left out: while training, if nothing asks for it."""

@@ -14,7 +14,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
-from .embeddings import BigramEmbedding, OutputProjection
+from .embeddings import OutputProjection
 from .masking import padding_mask
 from .norms import RMSNorm, RMSNorm1p
 from .packed_linear import Int8Linear
@@ -81,8 +81,6 @@ class GlassformerPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, BigramEmbedding):
-            init.zeros_(module.weight)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.d_model**-0.5)
             # A slice does not carry the mark by which `init` spares loaded weights.

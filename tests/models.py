@@ -26,7 +26,7 @@ VARIANTS = {
     "relative": {
         "position_encoding": "relative", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
     },
-    "none": {"position_encoding": "none", "bigram_rows": 50},
+    "none": {"position_encoding": "none"},
     "window": {"attention_window": 3, "position_encoding": "rope"},
     "borrowed": {  # choices that other people's models have made
         "norm": "rmsnorm1p", "norm_position": "parallel", "head_width": 10, "attention_out_bias": False, "scale_attention": False,

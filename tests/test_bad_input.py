@@ -441,11 +441,6 @@ def test_token_types_that_do_not_fit_are_refused():
         call(model, input_ids=ids(B, S), token_type_ids=torch.arange(S).clamp(max=2).expand(B, S))
 
 
-def test_bigrams_are_made_of_ids_alone():
-    with refused("bigram_rows", "pass input_ids, not inputs_embeds"):
-        tiny_language_model("encoder", bigram_rows=9)(inputs_embeds=torch.randn(B, S, D))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_positions_of_another_length_or_batch_are_refused(shape):
     model = tiny_language_model(shape)

@@ -36,7 +36,6 @@ CHANGED = {
     "activation_dropout": 0.4, "token_dropout": 0.35, "layer_drop": 0.05, "label_smoothing": 0.15,
     "pad_token_id": 5, "bos_token_id": 6,
     "head_width": 12, "attention_out_bias": True, "scale_attention": False, "position_offset": 2, "num_token_types": 3,
-    "bigram_rows": 17,
     "output_transform": "dense", "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
     "norm_bias": False, "first_norm": False, "classifier_norm": True, "dense_bias": False,
     "eos_token_id": [7, 8], "unk_token_id": 9, "mask_token_id": 10, "decoder_start_token_id": 11, "use_cache": False,

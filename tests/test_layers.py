@@ -9,7 +9,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from glassformer import (
-    BigramEmbedding,
     DecoderLayer,
     EncoderLayer,
     FeedForward,
@@ -49,20 +48,6 @@ def test_the_pad_row_is_zero_and_learns_nothing():
     assert (out[0, 1] == 0).all()
     out.sum().backward()
     assert (embedding.weight.grad[2] == 0).all() and (embedding.weight.grad[1] == math.sqrt(D)).all()
-
-
-def test_a_bigram_has_the_vector_of_its_pair_wherever_it_stands():
-    bigrams = BigramEmbedding(10_007, D)
-    assert not bigrams.weight.any()
-    nn.init.normal_(bigrams.weight)
-    first, second = bigrams(torch.tensor([[5, 6, 7, 5, 6], [6, 5, 6, 6, 7]]))
-    assert_close(first[1], first[4])  # 5 6
-    assert_close(first[1], second[2])
-    assert_close(first[2], second[4])  # 6 7
-    others = torch.stack([first[0], first[1], first[2], first[3], second[0], second[1], second[3]])
-    assert torch.cdist(others, others).add(torch.eye(7)).min() > 0.5  # 7 pairs, of which 6 5, 5 6 and 6 6 are three
-    padded = bigrams(torch.tensor([[8, 8, 5, 6, 7, 5, 6, 8]]), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]]))
-    assert_close(padded[0, 2:7], first)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
