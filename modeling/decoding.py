@@ -218,7 +218,9 @@ class DecoderSteps:
     def reorder(self, rows: Tensor) -> None:
         """Row r goes on from row rows[r]. Only rows that change are copied; the source of an example is that of all its rows."""
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
-        for part in self.past.flatten(0, 1) if len(moved) else ():  # one by one, for memory of a moderate size is used again
+        if len(moved) == 0:
+            return
+        for part in self.past.flatten(0, 1):  # keys and values layer by layer, for memory of a moderate size is used again
             past = part[:, :, : self.length]
             past.index_copy_(0, moved, past.index_select(0, rows[moved]))
 
