@@ -169,11 +169,11 @@ def import_(
 def export(
     folder: Folder,
     output: Annotated[Path | None, typer.Argument(help="The folder to write to.", metavar="OUT")] = None,
-    to: Annotated[str | None, typer.Option(help="onnx, torch, gpt2, llama, bert, t5, bart, marian ...")] = None,
+    to: Annotated[str | None, typer.Option(help="onnx, torch, gguf, gpt2, llama, bert, t5, bart, marian ...")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="With onnx: weights in eight bits.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="With torch: machine code for processors like this one.")] = False,
 ) -> None:
-    """Make a native model of transformers of ours, or graphs of ONNX or torch, to be used without our code.
+    """Make a native model of transformers of ours, or graphs of ONNX or torch, or a GGUF file, to be used without our code.
 
     Without --to: which native architectures fit.
     """
@@ -191,15 +191,26 @@ def export(
         print(describe_folder(folder))
     elif output is None:
         fail(f"There is no folder to write to: glassformer export {folder} --to {to} OUT")
-    elif to in ("onnx", "torch"):
-        from glassformer.exchange.onnx import export_onnx
-        from glassformer.exchange.torch_export import export_torch
-
-        differences = export_onnx(folder, output, int8) if to == "onnx" else export_torch(folder, output, compiled)
-        for name, difference in differences.items():
+    elif to in ("onnx", "torch", "gguf"):
+        for name, difference in write_files(folder, output, to, int8, compiled).items():
             print(f"{output / name}: up to {difference:.1g} from the model's outputs")
     else:
         print(f"{output}: {type(export_folder(folder, to, output)).__name__}")
+
+
+def write_files(folder: Path, output: Path, to: str, int8: bool, compiled: bool) -> dict[str, float]:
+    """What is no native model -> for each file, how far its outputs are from the model's."""
+    if to == "onnx":
+        from glassformer.exchange.onnx import export_onnx
+
+        return export_onnx(folder, output, int8)
+    if to == "torch":
+        from glassformer.exchange.torch_export import export_torch
+
+        return export_torch(folder, output, compiled)
+    from glassformer.exchange.gguf import export_gguf
+
+    return export_gguf(folder, output)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What the tests of exported graphs share: small models, prompts, and the question whether a folder writes what `generate` writes."""
+"""What the tests of exported graphs share: small models, prompts, and whether a folder writes what `generate` writes."""
 
 from pathlib import Path
 

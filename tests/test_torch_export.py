@@ -1,4 +1,4 @@
-"""Programs of torch, as they are and compiled: they compute what the model computes, in any batch and length, where torch is alone."""
+"""Programs of torch, as they are and compiled, compute what the model computes, in any batch and length, where torch is alone."""
 
 import copy
 import shutil
@@ -96,7 +96,8 @@ for _ in range(7):
     outputs = program(input_ids=new, attention_mask=mask, position_ids=positions, past=past)
     past = [(outputs[f"present.{i}.key"], outputs[f"present.{i}.value"]) for i in range(len(past))]
     new = outputs["logits"][:, -1].argmax(-1, keepdim=True)
-    written, mask, positions = torch.cat((written, new), 1), torch.nn.functional.pad(mask, (0, 1), value=True), positions[:, -1:] + 1
+    written, positions = torch.cat((written, new), 1), positions[:, -1:] + 1
+    mask = torch.nn.functional.pad(mask, (0, 1), value=True)
 
 # By the loop, which is a file that can be copied
 spec = importlib.util.spec_from_file_location("loop", loop)
