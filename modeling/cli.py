@@ -169,29 +169,48 @@ def import_(
 def export(
     folder: Folder,
     output: Annotated[Path | None, typer.Argument(help="The folder to write to.", metavar="OUT")] = None,
-    to: Annotated[str | None, typer.Option(help="onnx, gpt2, llama, bert, t5, bart, marian ...")] = None,
+    to: Annotated[str | None, typer.Option(help="onnx, torch, gguf, gpt2, llama, bert, t5, bart, marian ...")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="With onnx: weights in eight bits.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="With torch: machine code for processors like this one.")] = False,
 ) -> None:
-    """Make a native model of transformers of ours, or ONNX graphs, to be used without our code. Without --to: which ones fit."""
+    """Make a native model of transformers of ours, or graphs of ONNX or torch, or a GGUF file, to be used without our code.
+
+    Without --to: which native architectures fit.
+    """
     from glassformer.exchange.convert import describe_folder, export_folder
     from glassformer.training.logs import hide_small_progress_bars
 
     hide_small_progress_bars()
+    if int8 and to != "onnx":
+        fail("--int8 is for ONNX graphs: pass --to onnx, or drop it.")
+    if compiled and to != "torch":
+        fail("--compile is for programs of torch: pass --to torch, or drop it.")
     if to is None and output is not None:
         fail(f"It is not said what to make for {output}: name an architecture with --to.")
     if to is None:
         print(describe_folder(folder))
     elif output is None:
         fail(f"There is no folder to write to: glassformer export {folder} --to {to} OUT")
-    elif to == "onnx":
-        from glassformer.exchange.onnx import export_onnx
-
-        for name, difference in export_onnx(folder, output, int8).items():
-            print(f"{output / name}: up to {difference:.1g} from torch's outputs")
-    elif int8:
-        fail("--int8 is for ONNX graphs: pass --to onnx, or drop it.")
+    elif to in ("onnx", "torch", "gguf"):
+        for name, difference in write_files(folder, output, to, int8, compiled).items():
+            print(f"{output / name}: up to {difference:.1g} from the model's outputs")
     else:
         print(f"{output}: {type(export_folder(folder, to, output)).__name__}")
+
+
+def write_files(folder: Path, output: Path, to: str, int8: bool, compiled: bool) -> dict[str, float]:
+    """What is no native model -> for each file, how far its outputs are from the model's."""
+    if to == "onnx":
+        from glassformer.exchange.onnx import export_onnx
+
+        return export_onnx(folder, output, int8)
+    if to == "torch":
+        from glassformer.exchange.torch_export import export_torch
+
+        return export_torch(folder, output, compiled)
+    from glassformer.exchange.gguf import export_gguf
+
+    return export_gguf(folder, output)
 
 
 @app.command()

@@ -7,6 +7,7 @@ the same rows, greedily, in turns and in a new order each round; with a thread f
 """
 
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -20,6 +21,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 import glassformer
 from glassformer.exchange.convert import export_folder
+from glassformer.exchange.runtime import ExportedModel
+from glassformer.exchange.torch_export import export_torch
 from glassformer.training.data import load_split
 from glassformer.training.inference import Trained, load_trained
 
@@ -73,6 +76,11 @@ def prepare(folder: Path, trained: Trained, place: Path) -> dict[str, Answer]:
     for name, bits in {"": "float32", ", 8 bits": "int8"}.items():
         runtimes |= of_ctranslate2(place, trained.objective.tokenizer, name, bits, limit)
         runtimes |= of_onnx(folder, place, config, name, bits, limit)
+    export_torch(folder, place / "torch")
+    runtimes["torch.export"] = of_graphs(place / "torch", config, limit)
+    if shutil.which("g++"):
+        export_torch(folder, place / "compiled", compiled=True)
+        runtimes["torch.export, compiled"] = of_graphs(place / "compiled", config, limit)
     return runtimes
 
 
@@ -104,21 +112,25 @@ def of_ctranslate2(place: Path, tokenizer: Any, name: str, bits: str, limit: int
 
 
 def of_onnx(folder: Path, place: Path, config: Any, name: str, bits: str, limit: int) -> dict[str, Answer]:
-    from glassformer.exchange.onnx import OnnxModel, check_packages, export_onnx
+    from glassformer.exchange.onnx import check_packages, export_onnx
 
     try:
         check_packages()
     except ImportError:
         return {}
     export_onnx(folder, place / f"onnx-{bits}", int8=bits == "int8")
-    model = OnnxModel(place / f"onnx-{bits}")
+    return {f"ONNX Runtime{name}": of_graphs(place / f"onnx-{bits}", config, limit)}
+
+
+def of_graphs(folder: Path, config: Any, limit: int) -> Answer:
+    model = ExportedModel(folder)
 
     def answer(sources: list[list[int]]) -> list[list[int]]:
         ids, mask = padded(sources, config.pad_token_id)
         written = model.generate(ids.numpy(), mask.numpy(), limit)
         return [without_specials(row, config) for row in written.tolist()]
 
-    return {f"ONNX Runtime{name}": answer}
+    return answer
 
 
 def padded(sources: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,146 @@
+"""Programs of torch, as they are and compiled, compute what the model computes, in any batch and length, where torch is alone."""
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from exported import SHALLOW, check_tokens, prompts, some_slow
+from models import VARIANTS, tiny_config, tiny_language_model
+from processes import run_python
+from test_cli import call
+
+import glassformer
+import glassformer.exchange.runtime
+import glassformer.exchange.torch_export
+from glassformer.exchange.runtime import ExportedModel
+from glassformer.exchange.torch_export import export_torch
+from glassformer.pruning import prune_heads
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def export(tmp_path):
+    def export(model, **options):
+        model.save_pretrained(tmp_path / "model")
+        return tmp_path / "torch", export_torch(tmp_path / "model", tmp_path / "torch", **options)
+
+    return export
+
+
+@pytest.mark.parametrize("shape, variant", [*some_slow("decoder", "default"), *some_slow("encoder-decoder")])
+def test_tokens_are_those_of_generate(export, shape, variant):
+    model = tiny_language_model(shape, **{**VARIANTS[variant], **SHALLOW[shape]}, tie_word_embeddings=False)
+    folder, differences = export(model)
+    assert all(difference < 1e-4 for difference in differences.values())
+    check_tokens(model, folder, shape)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("shape, variant", [("decoder", "modern"), ("encoder-decoder", "default")])
+def test_compiled_tokens_are_those_of_generate(export, shape, variant):
+    model = tiny_language_model(shape, **{**VARIANTS[variant], **SHALLOW[shape]}, tie_word_embeddings=False)
+    folder, differences = export(model, compiled=True)
+    assert differences and all(name.endswith(".compiled.pt2") and far < 1e-4 for name, far in differences.items())
+    check_tokens(model, folder, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["GlassformerForQuestionAnswering", "GlassformerForSequenceClassification"])
+def test_answers_about_a_text_are_those_of_the_model(export, head):
+    model = getattr(glassformer, head)(tiny_config("encoder", **SHALLOW["encoder"])).eval()
+    folder, _ = export(model)
+    ids, mask = prompts("encoder-decoder")
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask)
+    for name, found in ExportedModel(folder).run("model", {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}).items():
+        kept = mask.numpy() if found.shape[:2] == mask.shape else ...
+        np.testing.assert_allclose(found[kept], expected[name].numpy()[kept], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_model_with_pruned_heads_goes_too(export):
+    model = tiny_language_model("decoder", **SHALLOW["decoder"])
+    prune_heads(model, {("decoder", 0): [1, 3]})
+    folder, _ = export(model)
+    assert ExportedModel(folder).inputs["model"]["past.0.key"] == ["batch", 2, "past", 6]
+    check_tokens(model, folder, "decoder")
+
+
+WITH_TORCH_ALONE = """
+import importlib.util, json, sys
+
+sys.modules |= dict.fromkeys(("glassformer", "transformers", "onnxruntime"))  # None: as if they were not installed
+import torch
+
+kind, folder, loop, ids, mask = sys.argv[1], sys.argv[2], sys.argv[3], *map(json.loads, sys.argv[4:])
+ids, mask = torch.tensor(ids), torch.tensor(mask)
+
+# By hand: what comes out as `present` goes in as `past`
+path = f"{folder}/model{kind}"
+program = torch._inductor.aoti_load_package(path) if "compiled" in kind else torch.export.load(path).module()
+sizes = list(json.load(open(f"{folder}/inputs.json")).values())[0]
+past = [[torch.zeros(len(ids), sizes[name][1], 0, sizes[name][3])] * 2 for name in sizes if name.endswith(".key")]
+past = [tuple(pair) for pair in past]
+written, new, positions = ids, ids, (mask.cumsum(1) - 1).clamp(min=0)
+for _ in range(7):
+    outputs = program(input_ids=new, attention_mask=mask, position_ids=positions, past=past)
+    past = [(outputs[f"present.{i}.key"], outputs[f"present.{i}.value"]) for i in range(len(past))]
+    new = outputs["logits"][:, -1].argmax(-1, keepdim=True)
+    written, positions = torch.cat((written, new), 1), positions[:, -1:] + 1
+    mask = torch.nn.functional.pad(mask, (0, 1), value=True)
+
+# By the loop, which is a file that can be copied
+spec = importlib.util.spec_from_file_location("loop", loop)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+looped = module.ExportedModel(folder).generate(ids.numpy(), mask[:, :ids.shape[1]].numpy(), 7)
+assert sys.modules["transformers"] is sys.modules["glassformer"] is None
+print(json.dumps([written.tolist(), looped.tolist()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [".pt2", pytest.param(".compiled.pt2", marks=needs_compiler)])
+def test_a_program_runs_where_there_is_torch_alone(export, tmp_path, kind):
+    model = tiny_language_model("decoder", **SHALLOW["decoder"], tie_word_embeddings=False)
+    folder, _ = export(model, compiled="compiled" in kind)
+    ids, mask = prompts("decoder")
+    model.generation_config.eos_token_id = None
+    model.generation_config.save_pretrained(folder)
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=7).tolist()
+    arguments = [kind, folder, glassformer.exchange.runtime.__file__, ids.tolist(), str(mask.tolist()).lower()]
+    printed = run_python(WITH_TORCH_ALONE, tmp_path, list(map(str, arguments)))
+    assert printed.splitlines()[-1] == str([expected, expected])
+
+
+def test_a_program_that_is_not_the_model_is_noticed_and_leaves_no_trace(export, tmp_path, monkeypatch):
+    traced = glassformer.exchange.torch_export.trace
+
+    def trace_another(graph):
+        another = copy.deepcopy(graph)
+        with torch.no_grad():
+            another.model.lm_head.weight.mul_(1.5)
+        return traced(another)
+
+    monkeypatch.setattr(glassformer.exchange.torch_export, "trace", trace_another)
+    with pytest.raises(RuntimeError, match=r"model.pt2 differs from torch by .* nothing was written"):
+        export(tiny_language_model("encoder", **SHALLOW["encoder"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys):
+    def said(*arguments) -> str:
+        assert call("export", *arguments) == 1
+        assert not (tmp_path / "new").exists()
+        return capsys.readouterr().err
+
+    assert "holds no model: give a folder" in said(tmp_path / "nothing", "--to", "torch", tmp_path / "new")
+    assert "--compile is for programs of torch" in said(tmp_path, "--to", "onnx", "--compile", tmp_path / "new")
+    assert "--int8 is for ONNX graphs" in said(tmp_path, "--to", "torch", "--int8", tmp_path / "new")
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    assert "needs a C++ compiler: install g++" in said(tmp_path, "--to", "torch", "--compile", tmp_path / "new")
