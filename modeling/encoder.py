@@ -59,9 +59,8 @@ class Encoder(Stack):
 
     def __init__(self, config):
         super().__init__(config, is_decoder=False)
-        self.embed_patches: nn.Module | None = None
-        if config.image_size is not None:
-            self.embed_patches = PatchEmbedding(config.d_model, config.image_size, config.patch_size, config.num_channels)
+        sizes = config.image_size, config.patch_size, config.num_channels
+        self.embed_patches = PatchEmbedding(config.d_model, *sizes) if config.image_size else None
         self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.layer_types = sorted({layer.layer_type for layer in self.layers})  # one, unless layers differ
