@@ -107,8 +107,11 @@ def samples(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
     Of a corpus that is not ours no text is shown: neither rows, nor right translations, nor answers that are parts of a text.
     """
     rows = [{"row": number, **row} for number, row in enumerate(read_log(folder / "predictions.jsonl"), 1)]
+    classes = json.loads((folder / "config.json").read_text()).get("id2label", {})
     for row in rows:
-        row["right"] = is_right(row, recipe)
+        if "label" in row:
+            row["label"] = classes.get(str(row["label"]), row["label"])  # by its name, as the model says it
+        row["right"] = is_right(row)
         row["prediction"] = without_prompt(row)
     right, wrong = ([row for row in rows if row["right"] is truth] for truth in (True, False))
     ours = recipe.data.source.startswith(BUILT_IN)
@@ -117,9 +120,7 @@ def samples(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
     unjudged = [row for row in rows if row["right"] is None]
     chosen = [*right[:3], *wrong, *unjudged][:5]
     shown = ["row", "right", *(["source", "target"] if ours else []), *([] if "answers" in rows[0] else ["prediction"])]
-    return [
-        {key: row[key] for key in shown} | ({"label": name_of(row["label"], recipe)} if "label" in row else {}) for row in chosen
-    ]
+    return [{key: row[key] for key in (*shown, "label") if key in row} for row in chosen]
 
 
 def without_prompt(row: dict[str, Any]) -> Any:
@@ -128,16 +129,12 @@ def without_prompt(row: dict[str, Any]) -> Any:
     return answer.removeprefix(row["text"]) if "text" in row and isinstance(answer, str) else answer
 
 
-def is_right(row: dict[str, Any], recipe: Recipe) -> bool | None:
+def is_right(row: dict[str, Any]) -> bool | None:
     if "label" in row:
-        return row["prediction"] == name_of(row["label"], recipe)
+        return row["prediction"] == row["label"]
     if "answers" in row:
         return row["prediction"] in row["answers"]["text"]
     return row["prediction"].strip() == row["target"].strip() if "target" in row else None
-
-
-def name_of(label: Any, recipe: Recipe) -> Any:
-    return recipe.data.labels[label] if recipe.data.labels and isinstance(label, int) else label
 
 
 # The page

@@ -57,6 +57,7 @@ def test_mean_and_spread_are_over_the_seeds():
 def test_samples_are_right_and_wrong_ones(tmp_path):
     recipe = load_recipe("trec")
     rows = [{"text": f"secret\u2028{n}", "label": n % 6, "prediction": "ABBR"} for n in range(30)]
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(recipe.data.labels))}))
     (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     samples = results["samples"](recipe, tmp_path)
     assert [sample["right"] for sample in samples] == [True] * 3 + [False] * 2
@@ -64,7 +65,17 @@ def test_samples_are_right_and_wrong_ones(tmp_path):
     assert samples[3]["row"] == 2 and "secret" not in str(samples)
 
 
+def test_labels_are_compared_by_the_names_that_the_model_has_for_them(tmp_path):
+    """Which the recipe need not name, where the corpus does."""
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "neg", "1": "pos"}}))
+    rows = [{"text": "", "label": label, "prediction": "pos"} for label in (0, 1)]
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    samples = results["samples"](load_recipe("imdb"), tmp_path)
+    assert [(sample["label"], sample["right"]) for sample in samples] == [("pos", True), ("neg", False)]
+
+
 def test_neither_prompts_nor_parts_of_texts_are_shown(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     for name, row in {
         "wikitext2": {"text": "secret beginning", "prediction": "secret beginning and more"},
         "squad": {"context": "secret", "answers": {"text": ["secret"]}, "prediction": "secret"},
