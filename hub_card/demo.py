@@ -26,6 +26,9 @@ from glassformer.cli import is_for_people
 from glassformer.training.corpora import generate
 from glassformer.training.inference import Trained, load_trained
 from glassformer.training.objectives import MaskedLM, SequenceClassification, TokenClassification
+from glassformer.training.recipe import BUILT_IN
+
+from .sections import KINDS
 
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio looks
@@ -38,7 +41,6 @@ LONGEST_TEXT = 2000  # characters that are answered
 LONGEST_INSIDE = 400  # characters that are looked into, for which the model runs once for each of its heads
 MOST_WRITTEN = 256  # tokens
 EXAMPLES = 4
-BUILTIN = "builtin:"
 # One after the other, for looking inside switches heads off in the model that answers
 IN_TURN: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
 LABELS = {"text_pair": "Second text, if the model compares two", "question": "Question", "context": "Context"}
@@ -101,11 +103,11 @@ def input_roles(trained: Trained) -> list[str]:
 def examples_of(trained: Trained) -> list[str]:
     """Inputs that the model has not been trained on, where its corpus is generated: texts of other people are not shown."""
     data, role = trained.recipe.data, input_roles(trained)[0]
-    if not data.source.startswith(BUILTIN):
+    if not data.source.startswith(BUILT_IN):
         return []
     columns = data.columns.get(role, role)
     column = columns if isinstance(columns, str) else columns[0]
-    rows = [{role: row[column]} for row in generate(data.source.removeprefix(BUILTIN), "test", EXAMPLES)]
+    rows = [{role: row[column]} for row in generate(data.source.removeprefix(BUILT_IN), "test", EXAMPLES)]
     return [row[role] for row in trained.objective.sample_prompts(rows)]
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from glassformer.training.recipe import BUILT_IN
+
 from .files import TARGET, FolderError, is_inside, read_config
 
 
@@ -30,7 +32,6 @@ TASKS = {  # the pipeline of a head
     "GlassformerForQuestionAnswering": "question-answering",
     "GlassformerForImageClassification": "image-classification",
 }
-BUILT_IN = "builtin:"
 
 
 @dataclass

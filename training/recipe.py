@@ -29,6 +29,7 @@ from glassformer.configuration.configuration_glassformer import SPECIAL_IDS, Gla
 
 
 RECIPES = Path(__file__).parents[1] / "configuration" / "recipes"
+BUILT_IN = "builtin:"  # before the name of a corpus that is generated, whose rows are nobody's secret
 
 
 class RecipeError(ValueError):
@@ -452,7 +453,7 @@ def _check_config(preset: str | None = None, **fields: Any) -> None:
 def _check_data(data: Data) -> None:
     if bool(data.source) == bool(data.files):
         raise RecipeError("A recipe names its data once: set data.source, or data.files with one file or list of files a split.")
-    if data.source.startswith("builtin:") and data.streaming:
+    if data.source.startswith(BUILT_IN) and data.streaming:
         raise RecipeError("data.streaming=true has no use for a builtin corpus, which is made in memory: drop it.")
 
 
