@@ -184,18 +184,25 @@ def results(facts: Facts) -> str:
     ]
     signatures = {cell(v): None for values in facts.results.values() for v in values.values() if isinstance(v, str)}
     protocol = facts.recipe.get("reference", {}).get("protocol")
-    generation, last = facts.generation, list(facts.results)[-1]
+    generation = facts.generation
     notes = [
         *([f"Protocol: {protocol}"] if protocol else []),
         *([f"Generation: {', '.join(f'`{key}={value}`' for key, value in generation.items())}."] if generation else []),
         *([f"Signatures: {', '.join(f'`{text}`' for text in signatures)}."] if signatures else []),
-        f"All rows of a split, measured once, with seed {facts.run['seed']}, at the end of `{training_command(facts.recipe)}`; "
-        f"again with `glassformer evaluate FOLDER --split {last}`."
-        if facts.run
-        else "",
+        *([how_measured(facts)] if facts.run else []),
     ]
     lines = ["| split | metric | value |", "| --- | --- | --- |", *rows]
-    return "\n\n".join(["## Results", "\n".join(lines), *filter(None, notes)])
+    return "\n\n".join(["## Results", "\n".join(lines), *notes])
+
+
+def how_measured(facts: Facts) -> str:
+    """On which rows and when, and how to do it again."""
+    part, last = facts.recipe["scale"], list(facts.results)[-1]
+    rows, again = ("All rows", "again") if part == 1 else (f"The first rows (a part of {part})", "on all rows")
+    return (
+        f"{rows} of a split, measured once, with seed {facts.run['seed']}, at the end of `{training_command(facts.recipe)}`; "
+        f"{again} with `glassformer evaluate FOLDER --split {last}`."
+    )
 
 
 def readable(value: float) -> str:

@@ -14,11 +14,12 @@ from recipes import TASKS, trained_runs
 from tokenizer import word_tokenizer
 
 from glassformer.hub_card import card, metadata
-from glassformer.hub_card.again import public
+from glassformer.hub_card.again import public, recipe_text, training_command
 from glassformer.hub_card.card import CardError, write_card
 from glassformer.hub_card.facts import TASKS as PIPELINES
 from glassformer.hub_card.facts import read_facts
-from glassformer.training.recipe import load_recipe
+from glassformer.hub_card.files import FolderError
+from glassformer.training.recipe import load_recipe, parse_recipe, scaled, starting_from
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:The texts support")
@@ -142,6 +143,34 @@ def test_the_command_makes_the_same_run_again(copied):
         if positions:
             again = load_recipe("copy", shlex.split(command)[1:]).to_dict()
             assert again["training"]["steps"] == 6 and public(again) == public(run["recipe"])
+
+
+@pytest.mark.parametrize("changes", [[], ["training.steps=777", "data.size=301"]], ids=["as it is", "changed"])
+def test_the_command_of_a_part_of_a_recipe_makes_the_same_part_again(changes):
+    """A run notes its numbers after `scale`: they are not scaled twice."""
+    run = scaled(load_recipe("copy", ["scale=0.03", *changes])).to_dict()
+    command = training_command(run)
+    again = scaled(load_recipe("copy", shlex.split(command)[3:]))
+    assert public(again.to_dict()) == public(run) and "scale=0.03" in command
+    mine = {**run, "name": "mine"}
+    again = scaled(parse_recipe({"name": "mine", **yaml.safe_load(recipe_text(mine))}))
+    assert public(again.to_dict()) == public(mine)
+
+
+def test_what_came_first_is_named_and_not_where_it_lay():
+    first = starting_from(Path("/home/ada/runs/copy-pretraining"), load_recipe("copy", ["pretraining=reverse"]))
+    assert training_command(first.to_dict()) == "glassformer train copy pretraining=reverse"
+
+
+def test_a_part_of_the_rows_is_not_called_all_of_them(copied):
+    folder = copied()
+    write_card(folder)
+    assert "All rows of a split" in text_of(folder) and "; again with `glassformer evaluate" in text_of(folder)
+    run = json.loads((folder / "run.json").read_text())
+    run["recipe"]["scale"] = 0.5
+    (folder / "run.json").write_text(json.dumps(run))
+    write_card(folder)
+    assert "The first rows (a part of 0.5) of a split" in text_of(folder) and "; on all rows with `glassformer" in text_of(folder)
 
 
 def test_another_recipe_is_told_whole_and_without_paths(copied):
