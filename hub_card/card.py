@@ -48,9 +48,9 @@ def write_card(folder: Path, repo: str | None = None, samples: bool = False, exa
     facts = read_facts(folder)
     before = read_card(path)
     text = before.replace("\r\n", "\n")
-    show_rows = samples or facts.is_generated or "| asked |" in text
+    show_rows = samples or facts.is_generated or "| asked |" in said(text, "samples")
     draw_attention(facts, show_rows, example)
-    repo = repo or (found[1] if (found := REPO.search(text)) else None) or folder.resolve().name
+    repo = repo or (found[1] if (found := REPO.search(said(text, "usage"))) else None) or folder.resolve().name
     front, body = split_front(text, path)
     body = fill(body if text else TEMPLATE.read_text(encoding="utf-8"), make_sections(facts, repo, show_rows), path)
     try:
@@ -100,6 +100,11 @@ def make_sections(facts: Facts, repo: str, show_rows: bool) -> dict[str, str]:
         "architecture": sections.architecture(facts),
         "citation": sections.citation(facts),
     }
+
+
+def said(text: str, section: str) -> str:
+    """What stands between the marks of a section; empty where there are none."""
+    return text.partition(f"<!-- glassformer:{section} -->")[2].partition(f"<!-- /glassformer:{section} -->")[0]
 
 
 def split_front(text: str, path: Path) -> tuple[str, str]:

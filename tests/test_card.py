@@ -263,6 +263,16 @@ def test_refreshing_changes_nothing(copied):
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
 
 
+def test_names_and_tables_in_what_people_have_written_are_theirs(copied):
+    folder = copied("sequence_classification")
+    path = write_card(folder, repo="ada/mine")
+    own = 'As in `AutoModel.from_pretrained("google/bert")`:\n\n| asked | by whom |\n| --- | --- |\n'
+    path.write_text(text_of(folder).replace("<!-- glassformer:about -->", f"{own}\n<!-- glassformer:about -->"))
+    before = text_of(folder)
+    write_card(folder)
+    assert text_of(folder) == before and 'from_pretrained("ada/mine"' in before and own in before
+
+
 def test_a_line_anywhere_outside_the_sections_survives(copied):
     folder = copied()
     write_card(folder)
