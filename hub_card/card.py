@@ -42,7 +42,8 @@ def write_card(folder: Path, repo: str | None = None, samples: bool = False, exa
         repo: where the model is on the Hub; what the card says already, or the name of the folder, if None.
         samples: show rows of the data with the model's answers. Rows of generated corpora are shown anyway; once shown, rows
             of other data go on being shown.
-        example: a text to draw the attention for; without it, a row of the data if these may be shown.
+        example: a text to draw the attention for, and for the widget of the page; without it, rows of the data if these may be
+            shown.
     """
     path = folder / CARD
     facts = read_facts(folder)
@@ -54,7 +55,7 @@ def write_card(folder: Path, repo: str | None = None, samples: bool = False, exa
     front, body = split_front(text, path)
     body = fill(body if text else TEMPLATE.read_text(encoding="utf-8"), make_sections(facts, repo, show_rows), path)
     try:
-        front = metadata.refresh(front, facts, show_rows)
+        front = metadata.refresh(front, facts, show_rows, example)
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         problem = " ".join(str(error).split())
         raise CardError(f"The metadata at the top of {path} cannot be read ({problem}): correct it.") from None

@@ -241,6 +241,7 @@ def test_a_text_of_ones_own_is_drawn_without_showing_rows(copied):
     write_card(folder, example="the red pane")
     assert (folder / "attention.png").stat().st_size > 5000
     assert "![attention](attention.png)" in text_of(folder) and "| asked |" not in text_of(folder)
+    assert ModelCard(text_of(folder)).data.widget == [{"text": "the red pane"}]
 
 
 def test_a_model_of_two_vocabularies_is_drawn_with_both(tmp_path):
