@@ -98,9 +98,18 @@ def test_a_dry_run_lists_both_and_touches_nothing(folder):
 def test_pictures_that_the_card_shows_go_along(folder):
     (folder / "mine.png").write_bytes(b"picture")
     (folder / "other.png").write_bytes(b"picture")
-    (folder / "README.md").write_text('![mine](mine.png) ![gone](https://example.org/x.png) ![outside](../run.png "title")')
+    (folder / "drawn").mkdir()
+    for name in ("in.png", "html.jpg", "not shown.png"):
+        (folder / "drawn" / name).write_bytes(b"picture")
+    (folder.parent / "run.png").write_bytes(b"picture")
+    (folder / "README.md").write_text(
+        '![mine](mine.png) ![gone](https://example.org/x.png) ![outside](../run.png "title") ![data](log.jsonl) '
+        '![in a folder](./drawn/in.png) <p align="center"><img width="400" src="drawn/html.jpg"></p> ![absent](drawn/none.png)'
+    )
     found = contents(folder)
-    assert "mine.png" in found.upload and "other.png" in found.left_out and "../run.png" not in found.upload
+    assert "mine.png" in found.upload and "other.png" in found.left_out and "log.jsonl" in found.left_out
+    shown = {"mine.png", "drawn/in.png", "drawn/html.jpg", "curves.png", "attention.png"}
+    assert {name for name in found.upload if name.endswith(("png", "jpg"))} == shown
 
 
 def test_links_out_of_the_folder_are_not_followed(folder, tmp_path):
