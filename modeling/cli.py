@@ -275,7 +275,7 @@ def push(
     from glassformer.hub_card import push as hub
 
     if dry_run:
-        print(hub.describe_push(folder))
+        print(hub.describe_push(folder, repo))
     else:
         print(hub.push(folder, repo, private, revision, agree=lambda question: yes or confirmed(question)))
 

@@ -89,10 +89,12 @@ def test_the_model_goes_and_everything_else_stays_with_a_reason(folder):
 
 def test_a_dry_run_lists_both_and_touches_nothing(folder):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    told = describe_push(folder)
+    told = describe_push(folder, "ada/copy")
     assert f"model.safetensors {(folder / 'model.safetensors').stat().st_size:,}" in " ".join(told.split())
     assert "log.jsonl" in told.partition("Left out:")[2] and "log.jsonl" not in told.partition("Left out:")[0]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    with pytest.raises(HubError, match="'a/b/c' is no name of a repository"):
+        describe_push(folder, "a/b/c")
 
 
 def test_pictures_that_the_card_shows_go_along(folder):
