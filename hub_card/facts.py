@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def head(self) -> str:
-        return (self.config.get("architectures") or ["GlassformerModel"])[0]
+        return self.config["architectures"][0]
 
     @property
     def auto_class(self) -> str:
@@ -73,7 +73,9 @@ class Facts:
     def parameters(self) -> dict[str, int]:
         """Trained values of each part, counted in the files of the weights."""
         counts = dict.fromkeys(("embeddings", "encoder", "decoder", "head"), 0)
-        for file in sorted(self.folder.glob("model*.safetensors")):
+        if not (files := sorted(self.folder.glob("model*.safetensors"))):
+            raise FolderError(f"{self.folder} has no weights that a card could tell of: give the folder of a saved model.")
+        for file in files:
             try:
                 with safe_open(file, "np") as tensors:
                     for name in tensors.keys():  # noqa: SIM118  (it is no dict)

@@ -99,15 +99,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FolderError(f"{folder / 'config.json'} cannot be read ({error}): save the model again.") from None
     if config.get("model_type") != "glassformer":
-        raise FolderError(f"{folder} holds a model of type {config.get('model_type')!r}, not of glassformer.")
+        raise FolderError(
+            f"{folder} holds a model of type {config.get('model_type')!r}, not of glassformer: "
+            f"`hf upload USER/NAME {folder}` pushes it as it is, without a card of ours."
+        )
+    coded = {target.rpartition(".")[2] for target in config.get("auto_map", {}).values()}
+    if not coded & set(config.get("architectures") or []):
+        problem = "names no code for its model (auto_map, architectures): save the model again with save_pretrained"
+        raise FolderError(f"{folder / 'config.json'} {problem}.")
     return config
 
 
 def code_files(folder: Path, config: dict[str, Any]) -> set[str]:
     """The modules that `auto_map` names and those that they import from beside them: what a loader will ask for."""
-    named = {folder / f"{target.partition('.')[0]}.py" for target in config.get("auto_map", {}).values()}
-    if not named:
-        raise FolderError(f"{folder / 'config.json'} names no code (auto_map): save the model again with save_pretrained.")
+    named = {folder / f"{target.partition('.')[0]}.py" for target in config["auto_map"].values()}
     try:
         return {Path(file).name for module in named for file in (module, *get_relative_import_files(module))}
     except FileNotFoundError as error:

@@ -193,6 +193,20 @@ def test_a_model_without_a_run_has_a_card_without_results(tmp_path):
     assert "saved" in made["about"] and "AutoModelForCausalLM" in made["usage"]
 
 
+def test_a_folder_without_a_model_of_ours_has_no_card(tmp_path):
+    """What `glassformer export` makes, and a config alone."""
+    tiny_language_model("decoder").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "model.safetensors").unlink()
+    changes = {"has no weights that a card could tell of": {}, "names no code for its model": {"architectures": None}}
+    changes |= {"`hf upload USER/NAME .*` pushes it as it is": {"model_type": "llama"}, "names no code": {"auto_map": {}}}
+    for words, changed in changes.items():
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+        with pytest.raises(FolderError, match=words):
+            write_card(tmp_path)
+    assert not (tmp_path / "README.md").exists()
+
+
 @pytest.mark.parametrize("task", ["copy", "sequence_classification"])
 def test_the_lines_that_load_it_work_as_pasted(copied, task, capsys):
     folder = copied(task)

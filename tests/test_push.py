@@ -157,7 +157,7 @@ def test_a_folder_that_nobody_could_load_is_refused(folder, tmp_path):
     refused("has no weights to push: save the model again.")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {}}))
-    refused("names no code")
+    refused("names no code for its model")
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "marian"}))
     refused("holds a model of type 'marian'")
     (folder / "config.json").unlink()
