@@ -46,7 +46,7 @@ def about(facts: Facts) -> str:
         f"# {facts.name}",
         *([f"{sentence(description)}"] if description else []),
         f"A Transformer that {kind}: {article} {facts.shape} with {sum(facts.parameters.values()):,} parameters"
-        f"{' trained ' + origin(facts) if facts.run else ''}, made with glassformer, a readable implementation of "
+        f"{' trained ' + origin(facts) if facts.run else ''}, in the code of glassformer, a readable implementation of "
         f'["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) that is at home in transformers.',
     ]
     return "\n\n".join(lines)
@@ -238,8 +238,8 @@ def asked(row: dict[str, Any]) -> str:
 
 
 def limits(facts: Facts) -> str:
-    reads = f"at most {facts.config['max_position_embeddings']:,} tokens at a time"
-    lines = ["## Limits", f"- It reads {f'pictures of {picture_size(facts.config)}' if facts.reads_pictures else reads}."]
+    texts = f"is made for texts of at most {facts.config['max_position_embeddings']:,} tokens"
+    lines = ["## Limits", f"- It {f'reads pictures of {picture_size(facts.config)}' if facts.reads_pictures else texts}."]
     if facts.run:
         longest = facts.recipe["data"]["max_length"] or facts.config["max_position_embeddings"]
         lines[1] = f"- It was trained on texts of at most {longest:,} tokens; what it makes of longer ones was not measured."
