@@ -258,10 +258,10 @@ def find_recipe(recipe: str | Path) -> Path:
     path = Path(recipe)
     if path.is_file():
         return path
+    if str(recipe) in recipe_names():  # also where a folder has its name, such as that of its run
+        return RECIPES / f"{recipe}.yaml"
     if path.is_dir():
         raise RecipeError(f"{recipe} is a folder: give the YAML file of a recipe.")
-    if str(recipe) in recipe_names():
-        return RECIPES / f"{recipe}.yaml"
     raise RecipeError(f"There is no recipe {str(recipe)!r}, neither as a file nor by name{nearest(str(recipe), recipe_names())}")
 
 
