@@ -441,11 +441,15 @@ def test_a_card_tells_nothing_from_outside_the_folder(copied, tmp_path):
 def test_a_card_that_cannot_be_written_is_told(copied, monkeypatch):
     folder = copied()
 
-    def full(self, content):
+    def full(self, *content, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CardError, match=r"cannot be written \(No space left on device\): make room"):
+    with pytest.raises(CardError, match=r"README.md cannot be written \(No space left on device\): make room"):
+        write_card(folder)
+    (folder / "attention.png").unlink()
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(FolderError, match=r"attention.png cannot be written \(No space left on device\): make room"):
         write_card(folder)
 
 
