@@ -318,9 +318,10 @@ for revision in ("main", "v2"):
     found[revision] = {"ids": inputs["input_ids"], "logits": logits, "module": type(model).__module__}
 found["generated"] = tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)
 found["pipeline"] = pipeline("text-classification", model="ada/classifier", **trust)("the red lamp")
-for name, repo in {"private": "ada/classifier", "gated": "bob/gated", "missing": "ada/nothing"}.items():
-    try:
-        AutoTokenizer.from_pretrained(repo, token=False, cache_dir="nothing_yet")
+refused = {"private": "ada/classifier", "gated": "bob/gated", "missing": "ada/nothing", "not admitted": "bob/gated"}
+for name, repo in refused.items():
+    try:  # as nobody, and once as Ada
+        AutoTokenizer.from_pretrained(repo, token=name == "not admitted", cache_dir="nothing_yet")
     except OSError as error:
         found[name] = str(error)
 torch.save(found, "found.pt")
@@ -361,4 +362,5 @@ def test_what_was_pushed_loads_where_the_package_is_absent(hub, folder, classifi
     assert found["generated"] == AutoTokenizer.from_pretrained(folder).decode(expected[0], skip_special_tokens=True)
     assert found["pipeline"] == pipeline("text-classification", model=str(tmp_path / "classifier"))("the red lamp")
     assert "private repository" in found["private"] and "gated repo" in found["gated"] and "ada/nothing" in found["missing"]
+    assert "401 Client Error" in found["gated"] and "403 Client Error" in found["not admitted"]
     assert not hub.leaks
