@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from glassformer.training.recipe import Recipe, load_recipe, recipe_names
+from glassformer.training.recipe import SCALED, Recipe, load_recipe, recipe_names
 
 
 LEAVES_NO_TRACE = ("name", "description", "output", "resume", "logging", "card", "reference")  # in what is learnt
@@ -27,7 +27,7 @@ def training_command(recipe: dict[str, Any]) -> str:
     """`glassformer train NAME key=value ...` with what differs from the recipe of that name, or the name of a file."""
     if not comes_along(recipe):
         return f"glassformer train {recipe['name']}.yaml"
-    changes = flat(differences(public(recipe), public(load_recipe(recipe["name"]).to_dict())))
+    changes = flat(differences(public(as_asked(recipe)), public(load_recipe(recipe["name"]).to_dict())))
     overrides = [shlex.quote(f"{key}={as_yaml(value)}") for key, value in changes.items()]
     return " ".join(["glassformer train", recipe["name"], *overrides])
 
@@ -36,7 +36,8 @@ def recipe_text(recipe: dict[str, Any]) -> str:
     """The recipe as YAML, without what is usual; empty for those that come with the package."""
     if comes_along(recipe):
         return ""
-    return yaml.safe_dump(differences(public(recipe), public(Recipe().to_dict())), sort_keys=False, allow_unicode=True)
+    changes = differences(public(as_asked(recipe)), public(Recipe().to_dict()))
+    return yaml.safe_dump(changes, sort_keys=False, allow_unicode=True)
 
 
 def comes_along(recipe: dict[str, Any]) -> bool:
@@ -48,6 +49,18 @@ def covers(now: Any, usual: Any) -> bool:
     if not isinstance(now, dict) or not isinstance(usual, dict):
         return True
     return all(key in now and covers(now[key], value) for key, value in usual.items())
+
+
+def as_asked(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What leads to the recipe that a run has noted: numbers before `scale`, and no path to what its pretraining has made."""
+    asked = {section: dict(values) if isinstance(values, dict) else values for section, values in recipe.items()}
+    for key in SCALED:
+        section, name = key.split(".")
+        if value := asked[section][name]:
+            asked[section][name] = round(value / recipe["scale"])
+    if recipe["pretraining"]:
+        asked["model"].pop("path", None)
+    return asked
 
 
 def public(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -42,19 +42,20 @@ def write_card(folder: Path, repo: str | None = None, samples: bool = False, exa
         repo: where the model is on the Hub; what the card says already, or the name of the folder, if None.
         samples: show rows of the data with the model's answers. Rows of generated corpora are shown anyway; once shown, rows
             of other data go on being shown.
-        example: a text to draw the attention for; without it, a row of the data if these may be shown.
+        example: a text to draw the attention for, and for the widget of the page; without it, rows of the data if these may be
+            shown.
     """
     path = folder / CARD
     facts = read_facts(folder)
     before = read_card(path)
     text = before.replace("\r\n", "\n")
-    show_rows = samples or facts.is_generated or "| asked |" in text
+    show_rows = samples or facts.is_generated or "| asked |" in said(text, "samples")
     draw_attention(facts, show_rows, example)
-    repo = repo or (found[1] if (found := REPO.search(text)) else None) or folder.resolve().name
+    repo = repo or (found[1] if (found := REPO.search(said(text, "usage"))) else None) or folder.resolve().name
     front, body = split_front(text, path)
     body = fill(body if text else TEMPLATE.read_text(encoding="utf-8"), make_sections(facts, repo, show_rows), path)
     try:
-        front = metadata.refresh(front, facts, show_rows)
+        front = metadata.refresh(front, facts, show_rows, example)
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         problem = " ".join(str(error).split())
         raise CardError(f"The metadata at the top of {path} cannot be read ({problem}): correct it.") from None
@@ -100,6 +101,11 @@ def make_sections(facts: Facts, repo: str, show_rows: bool) -> dict[str, str]:
         "architecture": sections.architecture(facts),
         "citation": sections.citation(facts),
     }
+
+
+def said(text: str, section: str) -> str:
+    """What stands between the marks of a section; empty where there are none."""
+    return text.partition(f"<!-- glassformer:{section} -->")[2].partition(f"<!-- /glassformer:{section} -->")[0]
 
 
 def split_front(text: str, path: Path) -> tuple[str, str]:

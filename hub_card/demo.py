@@ -26,6 +26,9 @@ from glassformer.cli import is_for_people
 from glassformer.training.corpora import generate
 from glassformer.training.inference import Trained, load_trained
 from glassformer.training.objectives import MaskedLM, SequenceClassification, TokenClassification
+from glassformer.training.recipe import BUILT_IN
+
+from .sections import KINDS
 
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio looks
@@ -38,18 +41,9 @@ LONGEST_TEXT = 2000  # characters that are answered
 LONGEST_INSIDE = 400  # characters that are looked into, for which the model runs once for each of its heads
 MOST_WRITTEN = 256  # tokens
 EXAMPLES = 4
-BUILTIN = "builtin:"
 # One after the other, for looking inside switches heads off in the model that answers
 IN_TURN: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
 LABELS = {"text_pair": "Second text, if the model compares two", "question": "Question", "context": "Context"}
-TASKS = {
-    "GlassformerForConditionalGeneration": "It reads a text and writes another.",
-    "GlassformerForCausalLM": "It continues a text.",
-    "GlassformerForMaskedLM": "It fills in the words that are hidden behind `{mask}`.",
-    "GlassformerForSequenceClassification": "It judges a text.",
-    "GlassformerForTokenClassification": "It gives every word a label.",
-    "GlassformerForQuestionAnswering": "It finds the answer to a question in a text.",
-}
 STYLE = "#inside iframe { width: 100%; height: max(640px, 88vh); border: 1px solid var(--border-color-primary); }"
 
 
@@ -57,14 +51,19 @@ def build_demo(model: str | Path, title: str | None = None) -> gr.Blocks:
     """The page of a saved model: a folder, or a name on the Hub."""
     trained = load_trained(find_folder(model))
     title, examples = title or Path(model).resolve().name, examples_of(trained)
-    task = TASKS[trained.objective.head].format(mask=trained.objective.tokenizer.mask_token)
     with gr.Blocks(title=title, analytics_enabled=False) as demo:
-        gr.Markdown(f"# {title}\n{task} {type(trained.model).__name__}, {trained.model.num_parameters():,} parameters.")
+        gr.Markdown(f"# {title}\n{describe_model(trained)}")
         with gr.Tab("Use"):
             add_use(trained, examples)
         with gr.Tab("Look inside"):
             add_inside(trained, examples)
     return demo
+
+
+def describe_model(trained: Trained) -> str:
+    kind, size = type(trained.model).__name__, f"{trained.model.num_parameters():,} parameters"
+    hidden = f", which stand as `{trained.objective.tokenizer.mask_token}`" if isinstance(trained.objective, MaskedLM) else ""
+    return f"It {KINDS[trained.objective.head]}{hidden}. {kind}, {size}."
 
 
 def launch(demo: gr.Blocks, **options: Any) -> None:
@@ -101,11 +100,11 @@ def input_roles(trained: Trained) -> list[str]:
 def examples_of(trained: Trained) -> list[str]:
     """Inputs that the model has not been trained on, where its corpus is generated: texts of other people are not shown."""
     data, role = trained.recipe.data, input_roles(trained)[0]
-    if not data.source.startswith(BUILTIN):
+    if not data.source.startswith(BUILT_IN):
         return []
     columns = data.columns.get(role, role)
     column = columns if isinstance(columns, str) else columns[0]
-    rows = [{role: row[column]} for row in generate(data.source.removeprefix(BUILTIN), "test", EXAMPLES)]
+    rows = [{role: row[column]} for row in generate(data.source.removeprefix(BUILT_IN), "test", EXAMPLES)]
     return [row[role] for row in trained.objective.sample_prompts(rows)]
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from glassformer.training.recipe import BUILT_IN
+
 from .files import TARGET, FolderError, is_inside, read_config
 
 
@@ -30,7 +32,6 @@ TASKS = {  # the pipeline of a head
     "GlassformerForQuestionAnswering": "question-answering",
     "GlassformerForImageClassification": "image-classification",
 }
-BUILT_IN = "builtin:"
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Facts:
 
     @property
     def head(self) -> str:
-        return (self.config.get("architectures") or ["GlassformerModel"])[0]
+        return self.config["architectures"][0]
 
     @property
     def auto_class(self) -> str:
@@ -72,7 +73,9 @@ class Facts:
     def parameters(self) -> dict[str, int]:
         """Trained values of each part, counted in the files of the weights."""
         counts = dict.fromkeys(("embeddings", "encoder", "decoder", "head"), 0)
-        for file in sorted(self.folder.glob("model*.safetensors")):
+        if not (files := sorted(self.folder.glob("model*.safetensors"))):
+            raise FolderError(f"{self.folder} has no weights that a card could tell of: give the folder of a saved model.")
+        for file in files:
             try:
                 with safe_open(file, "np") as tensors:
                     for name in tensors.keys():  # noqa: SIM118  (it is no dict)

@@ -8,6 +8,7 @@
 """Which files of a folder make up a model for the Hub: a list of what goes, so that nothing else can go by mistake."""
 
 import json
+import posixpath
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 CARD = "README.md"
 PICTURES = ("curves.png", "attention.png")
-PICTURE = re.compile(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)")  # what a Markdown text shows
+PICTURE = re.compile(r"""(?:!\[[^\]]*\]\(\s*<?|<img\b[^>]*\bsrc=["'])([^)\s>"']+)""")  # what a Markdown text shows
+PICTURE_KINDS = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 TOKENIZER = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -58,9 +60,10 @@ def contents(folder: Path) -> Contents:
     """What goes and what stays. A folder that lacks something that a loader needs is refused."""
     config = read_config(folder)
     code = code_files(folder, config)
-    wanted = OTHERS | code | set(PICTURES) | shown_pictures(folder)
+    shown = shown_pictures(folder)
+    wanted = OTHERS | code | set(PICTURES) | shown
     found = Contents({}, {})
-    for path in sorted([*folder.iterdir(), *(folder / TARGET).glob("*")]):
+    for path in sorted({*folder.iterdir(), *(folder / TARGET).glob("*"), *(folder / name for name in shown)}):
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
             if name != TARGET:
@@ -96,15 +99,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FolderError(f"{folder / 'config.json'} cannot be read ({error}): save the model again.") from None
     if config.get("model_type") != "glassformer":
-        raise FolderError(f"{folder} holds a model of type {config.get('model_type')!r}, not of glassformer.")
+        raise FolderError(
+            f"{folder} holds a model of type {config.get('model_type')!r}, not of glassformer: "
+            f"`hf upload USER/NAME {folder}` pushes it as it is, without a card of ours."
+        )
+    coded = {target.rpartition(".")[2] for target in config.get("auto_map", {}).values()}
+    if not coded & set(config.get("architectures") or []):
+        problem = "names no code for its model (auto_map, architectures): save the model again with save_pretrained"
+        raise FolderError(f"{folder / 'config.json'} {problem}.")
     return config
 
 
 def code_files(folder: Path, config: dict[str, Any]) -> set[str]:
     """The modules that `auto_map` names and those that they import from beside them: what a loader will ask for."""
-    named = {folder / f"{target.partition('.')[0]}.py" for target in config.get("auto_map", {}).values()}
-    if not named:
-        raise FolderError(f"{folder / 'config.json'} names no code (auto_map): save the model again with save_pretrained.")
+    named = {folder / f"{target.partition('.')[0]}.py" for target in config["auto_map"].values()}
     try:
         return {Path(file).name for module in named for file in (module, *get_relative_import_files(module))}
     except FileNotFoundError as error:
@@ -113,10 +121,11 @@ def code_files(folder: Path, config: dict[str, Any]) -> set[str]:
 
 
 def shown_pictures(folder: Path) -> set[str]:
-    """Files beside the card that it shows."""
+    """Pictures in the folder that the card shows."""
     card = folder / CARD
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    return {name.removeprefix("./") for name in PICTURE.findall(text)}
+    names = {posixpath.normpath(name) for name in PICTURE.findall(text) if name.lower().endswith(PICTURE_KINDS)}
+    return {name for name in names if (folder / name).is_file() and is_inside(folder / name, folder)}
 
 
 def check(folder: Path, found: Contents, code: set[str]) -> None:

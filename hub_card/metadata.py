@@ -28,7 +28,7 @@ MEASURED_BY = "measured_by"
 WIDGETS = 3
 
 
-def metadata(facts: Facts, show_rows: bool) -> ModelCardData:
+def metadata(facts: Facts, show_rows: bool, example: str | None = None) -> ModelCardData:
     """All of it, for a new card."""
     found = ModelCardData(
         license=facts.card.get("license") or ("apache-2.0" if facts.is_generated else "unknown"),
@@ -37,7 +37,7 @@ def metadata(facts: Facts, show_rows: bool) -> ModelCardData:
         pipeline_tag=facts.task,
         datasets=facts.datasets or None,
         tags=["glassformer", *([facts.run["objective"]] if facts.run else [])],
-        widget=widgets(facts) if show_rows else None,
+        widget=widgets(facts, show_rows, example) or None,
         model_name=facts.name,
         eval_results=eval_results(facts) or None,
     )
@@ -46,10 +46,12 @@ def metadata(facts: Facts, show_rows: bool) -> ModelCardData:
     return found
 
 
-def widgets(facts: Facts) -> list[dict[str, str]] | None:
-    """Examples for the page of the model, from the sample predictions."""
-    short = [row for row in facts.samples if len(question(row)) <= LONGEST][:WIDGETS]
-    return [{"text": question(row), **({"context": row["context"]} if "context" in row else {})} for row in short] or None
+def widgets(facts: Facts, show_rows: bool, example: str | None) -> list[dict[str, str]]:
+    """Examples for the page of the model: the one that was given, unless it lacks a context, and the sample predictions."""
+    given = [{"text": example}] if example and facts.task != "question-answering" else []
+    short = [row for row in facts.samples if len(question(row)) <= LONGEST] if show_rows else []
+    rows = [{"text": question(row), **({"context": row["context"]} if "context" in row else {})} for row in short]
+    return [*given, *rows][:WIDGETS]
 
 
 def eval_results(facts: Facts) -> list[EvalResult]:
@@ -84,12 +86,12 @@ def eval_results(facts: Facts) -> list[EvalResult]:
     return found
 
 
-def refresh(text: str, facts: Facts, show_rows: bool) -> str:
+def refresh(text: str, facts: Facts, show_rows: bool, example: str | None = None) -> str:
     """The YAML of a card with missing keys added and our results replaced; not a line of anything else is touched."""
     before = yaml.safe_load(text) or {}
     if not isinstance(before, dict):
         raise ValueError("it is no list of `key: value`")
-    wanted = metadata(facts, show_rows).to_dict()
+    wanted = metadata(facts, show_rows, example).to_dict()
     missing = {key: value for key, value in wanted.items() if key not in before and key != RESULTS}
     own, others = eval_results(facts), foreign_results(before.get(RESULTS))
     name = before[RESULTS][0]["name"] if before.get(RESULTS) else facts.name

@@ -10,6 +10,7 @@
 from pathlib import Path
 
 from .facts import Facts
+from .files import FolderError
 from .sections import question
 
 
@@ -27,12 +28,15 @@ def draw_attention(facts: Facts, show_rows: bool, example: str | None) -> None:
 
     visualizer = load(facts.folder)
     partial = picture.with_name(".attention.partial.png")
-    if facts.shape == "encoder-decoder":
-        visualizer.plot_cross_attention(text, partial)
-    else:
-        last = facts.config["num_encoder_layers"] + facts.config["num_decoder_layers"] - 1
-        visualizer.plot_attention_heads(text, last, partial)
-    partial.replace(picture)
+    try:
+        if facts.shape == "encoder-decoder":
+            visualizer.plot_cross_attention(text, partial)
+        else:
+            last = facts.config["num_encoder_layers"] + facts.config["num_decoder_layers"] - 1
+            visualizer.plot_attention_heads(text, last, partial)
+        partial.replace(picture)
+    except OSError as error:
+        raise FolderError(f"{picture} cannot be written ({error.strerror}): make room, or change permissions.") from None
 
 
 def is_newer(picture: Path, folder: Path) -> bool:

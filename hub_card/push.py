@@ -43,8 +43,9 @@ class HubError(OSError):
     """A push that did not happen; the message says why and what to do."""
 
 
-def describe_push(folder: Path) -> str:
+def describe_push(folder: Path, repo: str) -> str:
     """What `--dry-run` prints: what would go, with sizes in bytes, and what would stay, with reasons. Asks nobody."""
+    check_name(repo)
     found = contents(folder)
     sizes = {name: path.stat().st_size for name, path in found.upload.items()}
     width = max(map(len, [*sizes, *found.left_out])) + 2
@@ -92,13 +93,17 @@ def push(
 
 def full_name(api: HfApi, repo: str) -> str:
     """With the user's own name before it where none is given."""
+    check_name(repo)
+    with in_a_sentence(repo, api):
+        user = api.whoami()["name"]
+    return repo if "/" in repo else f"{user}/{repo}"
+
+
+def check_name(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError:
         raise HubError(f"{repo!r} is no name of a repository: write NAME, or USER/NAME.") from None
-    with in_a_sentence(repo, api):
-        user = api.whoami()["name"]
-    return repo if "/" in repo else f"{user}/{repo}"
 
 
 def look_up(api: HfApi, repo: str, revision: str | None) -> ModelInfo | None:

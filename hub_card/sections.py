@@ -46,7 +46,7 @@ def about(facts: Facts) -> str:
         f"# {facts.name}",
         *([f"{sentence(description)}"] if description else []),
         f"A Transformer that {kind}: {article} {facts.shape} with {sum(facts.parameters.values()):,} parameters"
-        f"{' trained ' + origin(facts) if facts.run else ''}, made with glassformer, a readable implementation of "
+        f"{' trained ' + origin(facts) if facts.run else ''}, in the code of glassformer, a readable implementation of "
         f'["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) that is at home in transformers.',
     ]
     return "\n\n".join(lines)
@@ -184,18 +184,25 @@ def results(facts: Facts) -> str:
     ]
     signatures = {cell(v): None for values in facts.results.values() for v in values.values() if isinstance(v, str)}
     protocol = facts.recipe.get("reference", {}).get("protocol")
-    generation, last = facts.generation, list(facts.results)[-1]
+    generation = facts.generation
     notes = [
         *([f"Protocol: {protocol}"] if protocol else []),
         *([f"Generation: {', '.join(f'`{key}={value}`' for key, value in generation.items())}."] if generation else []),
         *([f"Signatures: {', '.join(f'`{text}`' for text in signatures)}."] if signatures else []),
-        f"All rows of a split, measured once, with seed {facts.run['seed']}, at the end of `{training_command(facts.recipe)}`; "
-        f"again with `glassformer evaluate FOLDER --split {last}`."
-        if facts.run
-        else "",
+        *([how_measured(facts)] if facts.run else []),
     ]
     lines = ["| split | metric | value |", "| --- | --- | --- |", *rows]
-    return "\n\n".join(["## Results", "\n".join(lines), *filter(None, notes)])
+    return "\n\n".join(["## Results", "\n".join(lines), *notes])
+
+
+def how_measured(facts: Facts) -> str:
+    """On which rows and when, and how to do it again."""
+    part, last = facts.recipe["scale"], list(facts.results)[-1]
+    rows, again = ("All rows", "again") if part == 1 else (f"The first rows (a part of {part})", "on all rows")
+    return (
+        f"{rows} of a split, measured once, with seed {facts.run['seed']}, at the end of `{training_command(facts.recipe)}`; "
+        f"{again} with `glassformer evaluate FOLDER --split {last}`."
+    )
 
 
 def readable(value: float) -> str:
@@ -231,8 +238,8 @@ def asked(row: dict[str, Any]) -> str:
 
 
 def limits(facts: Facts) -> str:
-    reads = f"at most {facts.config['max_position_embeddings']:,} tokens at a time"
-    lines = ["## Limits", f"- It reads {f'pictures of {picture_size(facts.config)}' if facts.reads_pictures else reads}."]
+    texts = f"is made for texts of at most {facts.config['max_position_embeddings']:,} tokens"
+    lines = ["## Limits", f"- It {f'reads pictures of {picture_size(facts.config)}' if facts.reads_pictures else texts}."]
     if facts.run:
         longest = facts.recipe["data"]["max_length"] or facts.config["max_position_embeddings"]
         lines[1] = f"- It was trained on texts of at most {longest:,} tokens; what it makes of longer ones was not measured."

@@ -21,8 +21,9 @@ import yaml
 from huggingface_hub import SpaceCard
 
 from glassformer.training.inference import NO_DATA, Trained, load_trained
+from glassformer.training.recipe import BUILT_IN
 
-from .demo import BUILTIN, find_folder
+from .demo import find_folder
 
 
 PARTS = ("", ".analysis", ".configuration", ".hub_card", ".training")  # of the package, that the demo needs
@@ -71,7 +72,7 @@ def copy_model(trained: Trained, folder: Path) -> None:
 def public_recipe(trained: Trained) -> dict:
     """What answering depends on, without the places of data and runs."""
     recipe = trained.recipe.to_dict()
-    is_ours = trained.recipe.data.source.startswith(BUILTIN)
+    is_ours = trained.recipe.data.source.startswith(BUILT_IN)
     names = ("max_length", "stride", *(("source", "columns") if is_ours else ()))
     data = {"source": NO_DATA, **{name: recipe["data"][name] for name in names if name in recipe["data"]}}
     return {"output": "model", "data": data, "objective": recipe["objective"]}

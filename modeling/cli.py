@@ -254,7 +254,7 @@ def card(
     folder: Folder,
     repo: Annotated[str | None, typer.Option(help="USER/NAME on the Hub; push sets it.")] = None,
     samples: Annotated[bool, typer.Option("--samples", help="Show some rows of the data with the model's answers.")] = False,
-    example: Annotated[str | None, typer.Option(help="A text to draw the attention for.")] = None,
+    example: Annotated[str | None, typer.Option(help="A text to draw the attention for, and to try the model with.")] = None,
 ) -> None:
     """Write the model card, README.md, from the run; what you have written in it yourself stays."""
     from glassformer.hub_card.card import write_card
@@ -275,7 +275,7 @@ def push(
     from glassformer.hub_card import push as hub
 
     if dry_run:
-        print(hub.describe_push(folder))
+        print(hub.describe_push(folder, repo))
     else:
         print(hub.push(folder, repo, private, revision, agree=lambda question: yes or confirmed(question)))
 

@@ -19,6 +19,7 @@ from glassformer import cli
 from glassformer.configuration import GlassformerConfig
 from glassformer.configuration.configuration_glassformer import CHOICES
 from glassformer.training import recipe
+from glassformer.training.catalog import describe_presets
 
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -121,7 +122,9 @@ def config_page() -> str:
     )
     rows = [(coded(name), ", ".join(map(coded, others))) for name, others in names.items()]
     page += "## Other names\n\nNames of transformers that mean the same, to be used instead or beside:\n\n"
-    return page + table(("ours", "transformers'"), rows).rstrip("\n") + "\n"
+    page += table(("ours", "transformers'"), rows)
+    page += "## Presets\n\nNamed sizes, for `GlassformerConfig.from_preset` and `model.preset` of a recipe:\n\n"
+    return page + describe_presets() + "\n"
 
 
 def meaning_of(field: Field) -> str:
@@ -145,7 +148,11 @@ def recipe_page() -> str:
     for name, kind in sections.items():
         page += f"## {name}\n\n" + (f"{inspect.cleandoc(kind.__doc__)}\n\n" if name == "reference" else "")
         page += recipe_table(kind)
-    return page.rstrip("\n") + "\n"
+    page += "## Recipes that come along\n\nUsed by name. `glassformer recipes` lists them with their sizes and what they reach, "
+    page += "as [Results](../results.md) does.\n\n"
+    names = {name: recipe.load_recipe(name).description for name in recipe.recipe_names()}
+    rows = [(f"[`{name}`](../../configuration/recipes/{name}.yaml)", trains) for name, trains in names.items()]
+    return page + table(("recipe", "trains"), rows).rstrip("\n") + "\n"
 
 
 def recipe_table(kind: Any, leave_out: typing.Container[str] = ()) -> str:

@@ -22,14 +22,13 @@ from glassformer.training.data import DataError
 from glassformer.training.estimate import readable_count, readable_time
 from glassformer.training.logs import read_log
 from glassformer.training.loop import train
-from glassformer.training.recipe import Recipe, RecipeError, get_key, load_recipe, recipe_names
+from glassformer.training.recipe import BUILT_IN, Recipe, RecipeError, get_key, load_recipe, recipe_names
 
 
 ROOT = Path(__file__).parents[1]
 RUNS, PAGE, FACTS = ROOT / "runs" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "results"
 README, MARKS = ROOT / "README.md", ("<!-- results -->\n", "<!-- end of results -->\n")
 SMOKE = 0.01
-BUILT_IN = "builtin:"  # the rows of these corpora are ours to show
 
 
 def main(

@@ -1,4 +1,4 @@
-"""A Hub on 127.0.0.1: the parts of its HTTP interface that `huggingface_hub` uses to push and to load models, kept in memory.
+"""A Hub on 127.0.0.1: the parts of its HTTP interface that `huggingface_hub` uses for models and Spaces, kept in memory.
 
     with LoopbackHub({"hf_token": "ada"}) as hub:
         run with HF_ENDPOINT=hub.url and HF_HUB_DISABLE_XET=1, and look at hub.requests and hub.repos
@@ -50,6 +50,7 @@ class Repo:
     name: str
     private: bool = False
     gated: bool = False
+    sdk: str | None = None  # of a Space
     commits: dict[str, Commit] = dataclasses.field(default_factory=dict)
     branches: dict[str, str] = dataclasses.field(default_factory=dict)
     large: dict[str, bytes] = dataclasses.field(default_factory=dict)  # LFS objects, in a commit or not yet
@@ -105,6 +106,8 @@ class LoopbackHub:
         return [path for kind, path in self.requests if kind == method and re.search(pattern, path)]
 
 
+API = r"/api/(?:models|spaces)"
+SPACES = r"(?:/spaces)?"
 REPO = r"(?P<name>[^/]+/[^/]+?)"
 REVISION = r"(?P<revision>[^/]+)"
 
@@ -118,19 +121,19 @@ class Handler(BaseHTTPRequestHandler):
         ("GET", r"/api/whoami-v2", "whoami"),
         ("POST", r"/api/repos/create", "create"),
         ("POST", r"/api/validate-yaml", "validate"),
-        ("POST", rf"/api/models/{REPO}/preupload/{REVISION}", "preupload"),
-        ("POST", rf"/api/models/{REPO}/commit/{REVISION}", "commit"),
-        ("POST", rf"/api/models/{REPO}/branch/{REVISION}", "branch"),
-        ("GET", rf"/api/models/{REPO}/refs", "refs"),
-        ("GET", rf"/api/models/{REPO}/tree/{REVISION}(/(?P<path>.*))?", "tree"),
-        ("GET", rf"/api/models/{REPO}/revision/{REVISION}", "info"),
-        ("GET", rf"/api/models/{REPO}", "info"),
-        ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", "lfs_batch"),
+        ("POST", rf"{API}/{REPO}/preupload/{REVISION}", "preupload"),
+        ("POST", rf"{API}/{REPO}/commit/{REVISION}", "commit"),
+        ("POST", rf"{API}/{REPO}/branch/{REVISION}", "branch"),
+        ("GET", rf"{API}/{REPO}/refs", "refs"),
+        ("GET", rf"{API}/{REPO}/tree/{REVISION}(/(?P<path>.*))?", "tree"),
+        ("GET", rf"{API}/{REPO}/revision/{REVISION}", "info"),
+        ("GET", rf"{API}/{REPO}", "info"),
+        ("POST", rf"{SPACES}/{REPO}\.git/info/lfs/objects/batch", "lfs_batch"),
         ("POST", rf"/{REPO}/verify", "lfs_verify"),
         ("PUT", rf"/storage/{REPO}/(?P<oid>\w{{64}})", "store"),
         ("GET", rf"/storage/{REPO}/(?P<oid>\w{{64}})", "fetch"),
-        ("HEAD", rf"/{REPO}/resolve/{REVISION}/(?P<path>.*)", "resolve"),
-        ("GET", rf"/{REPO}/resolve/{REVISION}/(?P<path>.*)", "resolve"),
+        ("HEAD", rf"{SPACES}/{REPO}/resolve/{REVISION}/(?P<path>.*)", "resolve"),
+        ("GET", rf"{SPACES}/{REPO}/resolve/{REVISION}/(?P<path>.*)", "resolve"),
     ]
 
     def answer(self) -> None:
@@ -228,7 +231,7 @@ class Handler(BaseHTTPRequestHandler):
         if name in self.hub.repos:
             raise Refusal(409, "You already created this model repo")
         self.check_writer(name)
-        self.hub.repos[name] = Repo(name, private=asked.get("visibility") == "private")
+        self.hub.repos[name] = Repo(name, private=asked.get("visibility") == "private", sdk=asked.get("sdk"))
         self.send(200, {"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 
     def validate(self, body: bytes) -> None:

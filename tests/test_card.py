@@ -14,11 +14,12 @@ from recipes import TASKS, trained_runs
 from tokenizer import word_tokenizer
 
 from glassformer.hub_card import card, metadata
-from glassformer.hub_card.again import public
+from glassformer.hub_card.again import public, recipe_text, training_command
 from glassformer.hub_card.card import CardError, write_card
 from glassformer.hub_card.facts import TASKS as PIPELINES
 from glassformer.hub_card.facts import read_facts
-from glassformer.training.recipe import load_recipe
+from glassformer.hub_card.files import FolderError
+from glassformer.training.recipe import load_recipe, parse_recipe, scaled, starting_from
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:The texts support")
@@ -144,6 +145,34 @@ def test_the_command_makes_the_same_run_again(copied):
             assert again["training"]["steps"] == 6 and public(again) == public(run["recipe"])
 
 
+@pytest.mark.parametrize("changes", [[], ["training.steps=777", "data.size=301"]], ids=["as it is", "changed"])
+def test_the_command_of_a_part_of_a_recipe_makes_the_same_part_again(changes):
+    """A run notes its numbers after `scale`: they are not scaled twice."""
+    run = scaled(load_recipe("copy", ["scale=0.03", *changes])).to_dict()
+    command = training_command(run)
+    again = scaled(load_recipe("copy", shlex.split(command)[3:]))
+    assert public(again.to_dict()) == public(run) and "scale=0.03" in command
+    mine = {**run, "name": "mine"}
+    again = scaled(parse_recipe({"name": "mine", **yaml.safe_load(recipe_text(mine))}))
+    assert public(again.to_dict()) == public(mine)
+
+
+def test_what_came_first_is_named_and_not_where_it_lay():
+    first = starting_from(Path("/home/ada/runs/copy-pretraining"), load_recipe("copy", ["pretraining=reverse"]))
+    assert training_command(first.to_dict()) == "glassformer train copy pretraining=reverse"
+
+
+def test_a_part_of_the_rows_is_not_called_all_of_them(copied):
+    folder = copied()
+    write_card(folder)
+    assert "All rows of a split" in text_of(folder) and "; again with `glassformer evaluate" in text_of(folder)
+    run = json.loads((folder / "run.json").read_text())
+    run["recipe"]["scale"] = 0.5
+    (folder / "run.json").write_text(json.dumps(run))
+    write_card(folder)
+    assert "The first rows (a part of 0.5) of a split" in text_of(folder) and "; on all rows with `glassformer" in text_of(folder)
+
+
 def test_another_recipe_is_told_whole_and_without_paths(copied):
     folder = copied("sequence_classification")
     write_card(folder)
@@ -162,6 +191,20 @@ def test_a_model_without_a_run_has_a_card_without_results(tmp_path):
     made = sections_of(found.content)
     assert not any(made[name].strip() for name in ("results", "training", "samples"))
     assert "saved" in made["about"] and "AutoModelForCausalLM" in made["usage"]
+
+
+def test_a_folder_without_a_model_of_ours_has_no_card(tmp_path):
+    """What `glassformer export` makes, and a config alone."""
+    tiny_language_model("decoder").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "model.safetensors").unlink()
+    changes = {"has no weights that a card could tell of": {}, "names no code for its model": {"architectures": None}}
+    changes |= {"`hf upload USER/NAME .*` pushes it as it is": {"model_type": "llama"}, "names no code": {"auto_map": {}}}
+    for words, changed in changes.items():
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+        with pytest.raises(FolderError, match=words):
+            write_card(tmp_path)
+    assert not (tmp_path / "README.md").exists()
 
 
 @pytest.mark.parametrize("task", ["copy", "sequence_classification"])
@@ -212,6 +255,7 @@ def test_a_text_of_ones_own_is_drawn_without_showing_rows(copied):
     write_card(folder, example="the red pane")
     assert (folder / "attention.png").stat().st_size > 5000
     assert "![attention](attention.png)" in text_of(folder) and "| asked |" not in text_of(folder)
+    assert ModelCard(text_of(folder)).data.widget == [{"text": "the red pane"}]
 
 
 def test_a_model_of_two_vocabularies_is_drawn_with_both(tmp_path):
@@ -232,6 +276,16 @@ def test_refreshing_changes_nothing(copied):
     write_card(folder)
     assert text_of(folder) == before and 'from_pretrained("ada/copy"' in before
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+
+
+def test_names_and_tables_in_what_people_have_written_are_theirs(copied):
+    folder = copied("sequence_classification")
+    path = write_card(folder, repo="ada/mine")
+    own = 'As in `AutoModel.from_pretrained("google/bert")`:\n\n| asked | by whom |\n| --- | --- |\n'
+    path.write_text(text_of(folder).replace("<!-- glassformer:about -->", f"{own}\n<!-- glassformer:about -->"))
+    before = text_of(folder)
+    write_card(folder)
+    assert text_of(folder) == before and 'from_pretrained("ada/mine"' in before and own in before
 
 
 def test_a_line_anywhere_outside_the_sections_survives(copied):
@@ -387,11 +441,15 @@ def test_a_card_tells_nothing_from_outside_the_folder(copied, tmp_path):
 def test_a_card_that_cannot_be_written_is_told(copied, monkeypatch):
     folder = copied()
 
-    def full(self, content):
+    def full(self, *content, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CardError, match=r"cannot be written \(No space left on device\): make room"):
+    with pytest.raises(CardError, match=r"README.md cannot be written \(No space left on device\): make room"):
+        write_card(folder)
+    (folder / "attention.png").unlink()
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(FolderError, match=r"attention.png cannot be written \(No space left on device\): make room"):
         write_card(folder)
 
 

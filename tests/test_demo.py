@@ -4,6 +4,7 @@ import html
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,10 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import SpaceCard
+from loopback_hub import LoopbackHub
+from processes import run_python
 from recipes import rows_of, trained_runs
+from test_cli import call
 
 from glassformer import cli
 from glassformer.training.inference import load_trained
@@ -186,6 +190,19 @@ def test_a_space_holds_the_model_and_the_package_and_nothing_private(runs, tmp_p
     assert yaml.safe_load((space / "model" / "recipe.yaml").read_text())["data"]["source"] == "unknown"
     with pytest.raises(ValueError, match="is there already"):
         write_space(runs("causal_lm"), space)
+
+
+@needs_gradio
+def test_the_command_that_is_told_pushes_the_space(runs, tmp_path, capsys):
+    assert call("demo", runs("copy"), "--space", tmp_path / "space") == 0
+    program, *words = shlex.split(capsys.readouterr().out.partition(": ")[2].replace("USER/NAME", "ada/page"))
+    with LoopbackHub({"hf_ada": "ada"}) as hub:
+        online = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_ada", "HF_HUB_OFFLINE": "0"}
+        run_python("from huggingface_hub.cli.hf import app; app()", tmp_path, words, **online)
+    repo, folder = hub.repos["ada/page"], tmp_path / "space"
+    pushed = {name: file.content for name, file in repo.at("main").files.items() if name != ".gitattributes"}
+    assert program == "hf" and repo.sdk == "gradio" and hub.seen("POST", "/api/spaces/ada/page/commit/main")
+    assert pushed == {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @needs_gradio

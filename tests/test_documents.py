@@ -14,7 +14,7 @@ from glassformer.hub_card import facts, sections
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 NAMES = sorted(set(re.findall(r"`([^`\n]+)`", CONTRIBUTING)))
-FOLDERS = ("modeling", "configuration", "training", "analysis", "hub_card", "tests", "scripts")
+FOLDERS = ("modeling", "configuration", "training", "analysis", "exchange", "hub_card", "tests", "scripts")
 CODE = "\n".join(path.read_text() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

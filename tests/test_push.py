@@ -89,18 +89,29 @@ def test_the_model_goes_and_everything_else_stays_with_a_reason(folder):
 
 def test_a_dry_run_lists_both_and_touches_nothing(folder):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    told = describe_push(folder)
+    told = describe_push(folder, "ada/copy")
     assert f"model.safetensors {(folder / 'model.safetensors').stat().st_size:,}" in " ".join(told.split())
     assert "log.jsonl" in told.partition("Left out:")[2] and "log.jsonl" not in told.partition("Left out:")[0]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    with pytest.raises(HubError, match="'a/b/c' is no name of a repository"):
+        describe_push(folder, "a/b/c")
 
 
 def test_pictures_that_the_card_shows_go_along(folder):
     (folder / "mine.png").write_bytes(b"picture")
     (folder / "other.png").write_bytes(b"picture")
-    (folder / "README.md").write_text('![mine](mine.png) ![gone](https://example.org/x.png) ![outside](../run.png "title")')
+    (folder / "drawn").mkdir()
+    for name in ("in.png", "html.jpg", "not shown.png"):
+        (folder / "drawn" / name).write_bytes(b"picture")
+    (folder.parent / "run.png").write_bytes(b"picture")
+    (folder / "README.md").write_text(
+        '![mine](mine.png) ![gone](https://example.org/x.png) ![outside](../run.png "title") ![data](log.jsonl) '
+        '![in a folder](./drawn/in.png) <p align="center"><img width="400" src="drawn/html.jpg"></p> ![absent](drawn/none.png)'
+    )
     found = contents(folder)
-    assert "mine.png" in found.upload and "other.png" in found.left_out and "../run.png" not in found.upload
+    assert "mine.png" in found.upload and "other.png" in found.left_out and "log.jsonl" in found.left_out
+    shown = {"mine.png", "drawn/in.png", "drawn/html.jpg", "curves.png", "attention.png"}
+    assert {name for name in found.upload if name.endswith(("png", "jpg"))} == shown
 
 
 def test_links_out_of_the_folder_are_not_followed(folder, tmp_path):
@@ -146,7 +157,7 @@ def test_a_folder_that_nobody_could_load_is_refused(folder, tmp_path):
     refused("has no weights to push: save the model again.")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {}}))
-    refused("names no code")
+    refused("names no code for its model")
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "marian"}))
     refused("holds a model of type 'marian'")
     (folder / "config.json").unlink()
@@ -307,9 +318,10 @@ for revision in ("main", "v2"):
     found[revision] = {"ids": inputs["input_ids"], "logits": logits, "module": type(model).__module__}
 found["generated"] = tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)
 found["pipeline"] = pipeline("text-classification", model="ada/classifier", **trust)("the red lamp")
-for name, repo in {"private": "ada/classifier", "gated": "bob/gated", "missing": "ada/nothing"}.items():
-    try:
-        AutoTokenizer.from_pretrained(repo, token=False, cache_dir="nothing_yet")
+refused = {"private": "ada/classifier", "gated": "bob/gated", "missing": "ada/nothing", "not admitted": "bob/gated"}
+for name, repo in refused.items():
+    try:  # as nobody, and once as Ada
+        AutoTokenizer.from_pretrained(repo, token=name == "not admitted", cache_dir="nothing_yet")
     except OSError as error:
         found[name] = str(error)
 torch.save(found, "found.pt")
@@ -350,4 +362,5 @@ def test_what_was_pushed_loads_where_the_package_is_absent(hub, folder, classifi
     assert found["generated"] == AutoTokenizer.from_pretrained(folder).decode(expected[0], skip_special_tokens=True)
     assert found["pipeline"] == pipeline("text-classification", model=str(tmp_path / "classifier"))("the red lamp")
     assert "private repository" in found["private"] and "gated repo" in found["gated"] and "ada/nothing" in found["missing"]
+    assert "401 Client Error" in found["gated"] and "403 Client Error" in found["not admitted"]
     assert not hub.leaks

@@ -86,10 +86,13 @@ def test_runs_are_kept_below_runs_or_where_the_recipe_says(monkeypatch):
     assert changed("output=$GLASS_PLACE/run").folder == Path("/scratch/run")
 
 
-def test_missing_recipe_is_named_with_the_nearest_there_is(tmp_path, refused):
+def test_missing_recipe_is_named_with_the_nearest_there_is(tmp_path, refused, monkeypatch):
     refused("There is no recipe 'date', neither as a file nor by name: did you mean 'dates'?", load_recipe, "date")
     refused("There is no recipe 'xyz.yaml', neither as a file nor by name: choose one of", load_recipe, "xyz.yaml")
     refused("is a folder: give the YAML file of a recipe.", load_recipe, tmp_path)
+    (tmp_path / "copy").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("copy").name == "copy"  # whose run may have the same name
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ import pyarrow.parquet
 from datasets import Dataset, IterableDataset, ReadInstruction
 
 from . import corpora
-from .recipe import Data, expand_path, nearest
+from .recipe import BUILT_IN, Data, expand_path, nearest
 
 
 SPLITS = ("train", "validation", "test")
@@ -109,13 +109,13 @@ def _load_splits(data: Data, seed: int) -> dict[str, Rows]:
 
 def hub_id(data: Data) -> str | None:
     """The id of a dataset that comes from the Hub."""
-    is_local = bool(data.files) or Path(expand_path(data.source)).exists() or data.source.startswith("builtin:")
+    is_local = bool(data.files) or Path(expand_path(data.source)).exists() or data.source.startswith(BUILT_IN)
     return None if is_local else data.source
 
 
 def _load_source(data: Data) -> dict[str, Rows] | Rows:
-    if data.source.startswith("builtin:"):
-        name = data.source.removeprefix("builtin:")
+    if data.source.startswith(BUILT_IN):
+        name = data.source.removeprefix(BUILT_IN)
         return {split: corpora.generate(name, split, data.size if split == "train" else None) for split in SPLITS}
     folder = Path(expand_path(data.source))
     if data.files or folder.is_file():

@@ -29,6 +29,7 @@ from glassformer.configuration.configuration_glassformer import SPECIAL_IDS, Gla
 
 
 RECIPES = Path(__file__).parents[1] / "configuration" / "recipes"
+BUILT_IN = "builtin:"  # before the name of a corpus that is generated, whose rows are nobody's secret
 
 
 class RecipeError(ValueError):
@@ -257,10 +258,10 @@ def find_recipe(recipe: str | Path) -> Path:
     path = Path(recipe)
     if path.is_file():
         return path
+    if str(recipe) in recipe_names():  # also where a folder has its name, such as that of its run
+        return RECIPES / f"{recipe}.yaml"
     if path.is_dir():
         raise RecipeError(f"{recipe} is a folder: give the YAML file of a recipe.")
-    if str(recipe) in recipe_names():
-        return RECIPES / f"{recipe}.yaml"
     raise RecipeError(f"There is no recipe {str(recipe)!r}, neither as a file nor by name{nearest(str(recipe), recipe_names())}")
 
 
@@ -452,7 +453,7 @@ def _check_config(preset: str | None = None, **fields: Any) -> None:
 def _check_data(data: Data) -> None:
     if bool(data.source) == bool(data.files):
         raise RecipeError("A recipe names its data once: set data.source, or data.files with one file or list of files a split.")
-    if data.source.startswith("builtin:") and data.streaming:
+    if data.source.startswith(BUILT_IN) and data.streaming:
         raise RecipeError("data.streaming=true has no use for a builtin corpus, which is made in memory: drop it.")
 
 
