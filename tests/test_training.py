@@ -176,6 +176,15 @@ def test_another_recipe_is_refused_with_the_differences(whole):
         train(tiny_recipe(whole, {**EVERYTHING, "model.d_model": 32, "optimizer.lr": 0.1}))
 
 
+def test_a_recipe_that_was_refused_before_it_learnt_may_be_mended(tmp_path):
+    """With its output folder as it is, and another tokenizer than the one that lies there."""
+    with pytest.raises(RecipeError, match="warmup_steps=9 leaves nothing"):
+        train(tiny_recipe(tmp_path, {"training.steps": 3, "schedule.warmup_steps": 9}))
+    assert json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "WordLevel"
+    train(tiny_recipe(tmp_path, {"training.steps": 3, "tokenizer.kind": "bpe"}))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+
+
 def test_what_does_not_change_the_result_may_change(whole):
     free = {"logging.every": 1, "checkpoints.keep": 1, "training.minutes": 9.0, "description": "again"}
     assert train(tiny_recipe(whole, {**EVERYTHING, **free})) == whole

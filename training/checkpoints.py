@@ -274,7 +274,10 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
             raise CheckpointError(f"{folder} holds {others[0]}, which is no training run: set output to another folder.")
     else:
         before = yaml.safe_load(written.read_text(encoding="utf-8"))
-        if differences := compare(before, recipe.to_dict()):
+        differences = compare(before, recipe.to_dict())
+        if differences and is_untrained(folder):  # refused before its first update: what stands there is of no use
+            shutil.rmtree(folder / "tokenizer", ignore_errors=True)
+        elif differences:
             raise CheckpointError(
                 f"{folder} holds a run of another recipe: {'; '.join(differences)}. Take these back, or set output to "
                 f"another folder."
@@ -284,6 +287,10 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     partial = folder / ".recipe.yaml.partial"
     partial.write_text(recipe.to_yaml(), encoding="utf-8")
     partial.replace(written)
+
+
+def is_untrained(folder: Path) -> bool:
+    return {path.name for path in folder.iterdir()} <= {".lock", "recipe.yaml", "tokenizer"}
 
 
 def compare(before: Any, now: Any, key: str = "") -> list[str]:
