@@ -1,13 +1,18 @@
 """Native models become ours and ours become native: equal answers, and every weight as it was after the round trip."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
+import yaml
 from models import SHAPES, V, tiny_config, tiny_language_model
 from native_models import NATIVES, batch_for, native_model, outputs_of, randomised
 from torch.testing import assert_close
 
 import glassformer
+from glassformer import GlassformerConfig
 from glassformer.exchange.families import FAMILIES
 from glassformer.exchange.fit import fits, stands_in_the_way, that_matter
 
@@ -176,6 +181,23 @@ def our_model(family: str, **options):
     if "image_size" in needed:
         return randomised(glassformer.GlassformerForImageClassification(tiny_config(shape, **needed | options))).eval()
     return randomised(tiny_language_model(shape, **needed | options))
+
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "export.md"
+
+
+def test_the_layouts_of_the_guide_fit():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, _ in rows} == {"pegasus", "marian", "llama", "bert", "modernbert", "gpt2", "t5"}
+    for name, told in rows:
+        choices = {key: yaml.safe_load(value) for key, value in re.findall(r"`(\w+): ([^`]+)`", told)}
+        choices = {key: float(value) if key == "norm_eps" else value for key, value in choices.items()}
+        config = GlassformerConfig.from_preset("llama-mini") if name == "llama" else tiny_config(OURS[name][0], **choices)
+        assert stands_in_the_way(config, FAMILIES[name]) == []
+        if name != "llama":
+            ours = tiny_language_model(OURS[name][0], **choices)
+            native, batch = glassformer.to_hf(ours, to=name), batch_for(ours)
+            assert_close(outputs_of(native, batch), outputs_of(ours, batch), rtol=0, atol=1e-5)
 
 
 def test_every_family_is_tested():

@@ -445,7 +445,23 @@ def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-# CTranslate2, which reads native folders
+# Others that read native folders
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama-bare"])
+def test_sentence_transformers_embeds_the_same(name, tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="needs pip install sentence-transformers")
+    ours, tokenizer = glassformer.from_hf(native_model(name)), word_tokenizer()
+    tokenizer.save_pretrained(save(ours, tmp_path / "ours"))
+    export_folder(tmp_path / "ours", name.partition("-")[0], tmp_path / "native")
+    texts = ["the lamp breaks", "a window and the light of glass"]
+    found = library.SentenceTransformer(str(tmp_path / "native"), device="cpu").encode(texts, convert_to_tensor=True)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = ours.base_model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+    mean = torch.stack([row[mask.bool()].mean(0) for row, mask in zip(hidden, batch["attention_mask"])])
+    assert mean.std() > 0.05
+    torch.testing.assert_close(found, mean, rtol=0, atol=1e-5)
 
 
 def last_is_padding() -> transformers.PreTrainedTokenizerFast:
