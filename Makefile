@@ -49,10 +49,10 @@ test-pages: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[browser,demo]"
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_explain_page.py tests/test_demo.py
 
-# Our models behind HTTP, in ONNX Runtime, as programs of torch and in llama.cpp
+# Our models behind HTTP, in ONNX Runtime, as programs of torch, in llama.cpp, CTranslate2 and sentence-transformers
 test-runtimes: $(READY)
-	$(BIN)/pip install -q -c constraints.txt -e ".[serve,onnx,gguf]" httpx xllamacpp
-	$(BIN)/python -m pytest -m "slow or not slow" tests/test_serving.py tests/test_onnx.py tests/test_torch_export.py tests/test_gguf.py
+	$(BIN)/pip install -q -c constraints.txt -e ".[serve,onnx,gguf]" httpx xllamacpp ctranslate2 sentence-transformers
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_serving.py tests/test_onnx.py tests/test_torch_export.py tests/test_gguf.py tests/test_exchange_folders.py
 
 # Our models and those of other libraries in turns; e.g. make benchmark WHAT="train --quick"
 benchmark: $(READY)

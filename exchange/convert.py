@@ -31,7 +31,7 @@ import glassformer
 from .families import FAMILIES
 from .family import HEADS, Family, several
 from .fit import CLASSIFIERS, choice, describe_fits, fits, stands_in_the_way, stands_in_their_way
-from .folders import copy_readers, new_folder
+from .folders import copy_readers, new_folder, reason_of
 
 
 # From model to model
@@ -288,10 +288,7 @@ def finish(target: Any, source: Any) -> Any:
 
 def load_native(source: str | Path, head: str | None = None) -> PreTrainedModel:
     """Their model; refused before its weights are read, if it does not fit."""
-    try:
-        config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise OSError(f"{source} is no model that transformers knows: give a folder or a name on the Hub.") from error
+    config = load_config(source)
     if config.model_type == "glassformer":
         raise ValueError(f"{source} holds a glassformer already: there is nothing to import.")
     family = family_of(config)
@@ -302,19 +299,32 @@ def load_native(source: str | Path, head: str | None = None) -> PreTrainedModel:
         names = [name for name, known in HEADS.items() if known in family.heads]
         raise ValueError(f"{family.name} has no head {head!r}: choose one of {', '.join(names)}.")
     refuse_theirs(config, family, ours)
-    native, report = load_weights(getattr(transformers, family.heads[ours].theirs), source)
-    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(family.unused)):
-        raise ValueError(f"{source} has no weights for {', '.join(missing)}: choose the head that it was saved with.")
-    return native
+    our_config(config, family, ours, seen={})  # which refuses values that nobody knows, such as another kind of RoPE
+    return load_weights(getattr(transformers, family.heads[ours].theirs), source, family.unused)
 
 
-def load_weights(model_class: Any, source: str | Path) -> tuple[Any, dict[str, Any]]:
-    """The model and transformers' report about what was found for it."""
+def load_config(source: str | Path) -> Any:
     try:
-        return model_class.from_pretrained(source, output_loading_info=True)
+        return AutoConfig.from_pretrained(source)
+    except Exception as error:  # of any kind, for there is much that may be wrong in a file
+        if isinstance(error, OSError) and not Path(source, "config.json").exists():
+            raise OSError(f"{source} is no model that transformers knows: give a folder or a name on the Hub.") from error
+        raise ValueError(f"The config of {source} cannot be read: {reason_of(error)}.") from error
+
+
+def load_weights(model_class: Any, source: str | Path, unused: tuple[str, ...] = ()) -> Any:
+    """The model of a folder or Hub name that has all its weights; transformers would make up those that are not there."""
+    try:
+        model, found = model_class.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True)
     except (OSError, SafetensorError) as error:
-        [reason, *_] = str(error).splitlines()
-        raise OSError(f"The weights of {source} cannot be read: {reason.rstrip('.')}.") from error
+        raise OSError(f"The weights of {source} cannot be read: {reason_of(error)}.") from error
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, size, expected = mismatched[0]
+        raise ValueError(f"{name} of {source} is {list(size)}, but {list(expected)} by its config.json: mend that.")
+    if missing := sorted(name for name in found["missing_keys"] if not name.startswith(unused)):
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ValueError(f"{source} has no weights for {named}: choose the head that it was saved with, or mend its config.json.")
+    return model
 
 
 def import_folder(source: str | Path, out: str | Path, head: str | None = None) -> Any:
@@ -332,10 +342,12 @@ def export_folder(folder: str | Path, to: str, out: str | Path) -> PreTrainedMod
     head = config.architectures[0]
     family = choose_family(config, head, to)
     with new_folder(Path(out)) as draft:
-        model, _ = load_weights(getattr(glassformer, head), folder)
+        model = load_weights(getattr(glassformer, head), folder)
         native = to_native(model, family, release=True)
         native.save_pretrained(draft)
         copy_readers(folder, draft)
+    if caution := family.caution(native):
+        warnings.warn(caution, stacklevel=2)
     return native
 
 
@@ -347,8 +359,8 @@ def describe_folder(folder: str | Path) -> str:
 
 def load_our_config(folder: str | Path) -> Any:
     if not (Path(folder) / "config.json").exists():
-        raise OSError(f"{folder} holds no model: give a folder that training has made.")
-    config = AutoConfig.from_pretrained(folder)
+        raise FileNotFoundError(f"{folder} holds no model: give a folder that training has made.")
+    config = load_config(folder)
     if config.model_type != "glassformer":
         raise ValueError(f"{folder} holds a {config.model_type}: `glassformer import` makes a glassformer of it.")
     if not config.architectures:

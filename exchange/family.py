@@ -79,6 +79,7 @@ class Family:
         look: choices of ours that their weights tell, given their model.
         objections: more that stands in the way, given our config.
         their_objections: the same, given theirs.
+        caution: a sentence about what others take for granted of such a model and this one, of theirs, does not have; or nothing.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Family:
     look: Callable[[Any], dict[str, Any]] = lambda model: {}
     objections: Callable[[Any], list[str]] = lambda ours: []
     their_objections: Callable[[Any], list[str]] = lambda theirs: []
+    caution: Callable[[Any], str | None] = lambda model: None
 
     def fields_with(self, head: str) -> dict[str, Names]:
         """Those of the family and of one of its heads."""

@@ -10,7 +10,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ def new_folder(place: Path) -> Iterator[Path]:
     """A folder beside `place` that takes its name when all has gone well, and is gone if not."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} exists and is not empty: name another folder, or remove it first.")
+    if place.resolve() == Path.cwd():
+        raise FileExistsError(f"{place} is the folder that you are in, and would be replaced: name a new one.")
     draft = place.absolute().with_name(f".{place.name}.{os.getpid()}.unfinished")
+    above = [parent for parent in draft.parents if not parent.exists()]
     try:
         draft.mkdir(parents=True)
     except OSError as error:
@@ -36,6 +39,9 @@ def new_folder(place: Path) -> Iterator[Path]:
         draft.replace(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        with suppress(OSError):  # which says that there is something in it now
+            for parent in above:
+                parent.rmdir()
 
 
 # What there is to copy: the class that loads it, the file that tells of it, and its name in a sentence.
@@ -49,8 +55,12 @@ def load_reader(auto_class: Any, name: str, source: str | Path) -> Any:
     try:
         return auto_class.from_pretrained(source)
     except (ImportError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"The {name} of {source} cannot be loaded: {reason}") from error
+        raise ValueError(f"The {name} of {source} cannot be loaded: {reason_of(error)}.") from error
+
+
+def reason_of(error: Exception) -> str:
+    """What others say in many lines, in one and without a full stop."""
+    return " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
 
 
 def copy_readers(source: str | Path, place: Path) -> None:

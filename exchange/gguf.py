@@ -40,7 +40,7 @@ def export_gguf(folder: str | Path, output: str | Path) -> dict[str, float]:
     family = choose_family(config, head, "llama")
     check_tokenizer(folder)
     with new_folder(Path(output)) as draft:
-        model, _ = load_weights(glassformer.GlassformerForCausalLM, folder)
+        model = load_weights(glassformer.GlassformerForCausalLM, folder)
         native: Any = to_native(model.float().eval(), family, release=False)
         check_rope(native.config)
         write(native, load_reader(AutoTokenizer, "tokenizer", folder), draft / FILE)

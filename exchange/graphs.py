@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import glassformer
 
+from .convert import load_our_config, load_weights
 from .folders import TARGET_TOKENIZER, new_folder
 from .runtime import INPUTS, load_graph
 
@@ -64,7 +65,7 @@ def export_graphs(
     A graph that is further away than `tolerance` is an error, and then there is no folder at all.
     """
     with new_folder(Path(output)) as draft:
-        graphs = {f"{name}{suffix}": graph for name, graph in graphs_of(load_model(Path(folder))).items()}
+        graphs = {f"{name}{suffix}": graph for name, graph in graphs_of(load_model(folder)).items()}
         differences = {}
         for name, graph in graphs.items():
             with warnings.catch_warnings():
@@ -81,15 +82,12 @@ def export_graphs(
     return differences
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} holds no model: give a folder that training has made.")
-    config = AutoConfig.from_pretrained(folder)
-    head = (config.architectures or ["checkpoint"])[0]
+def load_model(folder: str | Path) -> PreTrainedModel:
+    head = load_our_config(folder).architectures[0]
     known = [*OUTPUTS, "GlassformerForCausalLM", "GlassformerForConditionalGeneration"]
     if head not in known:
         raise ValueError(f"{folder} holds a {head}, which is none of {', '.join(known)}: give a finished model.")
-    return getattr(glassformer, head).from_pretrained(folder, dtype=torch.float32).eval()
+    return load_weights(getattr(glassformer, head), folder).float().eval()
 
 
 def graphs_of(model: PreTrainedModel) -> dict[str, "Graph"]:

@@ -57,5 +57,9 @@ def round_weights(program: Any) -> Any:
 
     # Weights of seven bits: processors without VNNI add pairs of products in sixteen, which eight could overflow.
     quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig(per_channel=True, reduce_range=True))
-    program.model = quantizer.quantize(program.model, {}, ExportFormat.ONNX)
+    logging.disable(logging.WARNING)  # it would recommend for every graph to prepare it in its own way
+    try:
+        program.model = quantizer.quantize(program.model, {}, ExportFormat.ONNX)
+    finally:
+        logging.disable(logging.NOTSET)
     return program

@@ -178,6 +178,7 @@ def export(
     Without --to: which native architectures fit.
     """
     from glassformer.exchange.convert import describe_folder, export_folder
+    from glassformer.exchange.families import FAMILIES
     from glassformer.training.logs import hide_small_progress_bars
 
     hide_small_progress_bars()
@@ -191,11 +192,16 @@ def export(
         print(describe_folder(folder))
     elif output is None:
         fail(f"There is no folder to write to: glassformer export {folder} --to {to} OUT")
-    elif to in ("onnx", "torch", "gguf"):
+    elif to in FILES:
         for name, difference in write_files(folder, output, to, int8, compiled).items():
             print(f"{output / name}: up to {difference:.1g} from the model's outputs")
-    else:
+    elif to in FAMILIES:
         print(f"{output}: {type(export_folder(folder, to, output)).__name__}")
+    else:
+        fail(f"There is no architecture {to!r}: choose one of {', '.join((*FILES, *FAMILIES))}.")
+
+
+FILES = ("onnx", "torch", "gguf")  # what an export can be beside a native model
 
 
 def write_files(folder: Path, output: Path, to: str, int8: bool, compiled: bool) -> dict[str, float]:

@@ -1,10 +1,14 @@
 """What the tests of exported graphs share: small models, prompts, and whether a folder writes what `generate` writes."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from models import VARIANTS, V
+from models import VARIANTS, V, tiny_language_model
 
 from glassformer.exchange.runtime import ExportedModel
 
@@ -19,6 +23,33 @@ SHALLOW = {
 def some_slow(shape: str, *fast: str):
     """Every variant, but all except the named ones only in the slow run: tracing takes seconds."""
     return [pytest.param(shape, name, marks=() if name in fast else pytest.mark.slow, id=f"{shape}-{name}") for name in VARIANTS]
+
+
+def exporter(write: Callable, folder: Path) -> Callable:
+    """Save a model and write its graphs with one of our functions -> where they are, and how far they are from the model."""
+
+    def export(model, **options) -> tuple[Path, dict[str, float]]:
+        model.save_pretrained(folder / "model")
+        return folder / "graphs", write(folder / "model", folder / "graphs", **options)
+
+    return export
+
+
+def writer(shape: str, variant: str) -> Any:
+    return tiny_language_model(shape, **{**VARIANTS[variant], **SHALLOW[shape]}, tie_word_embeddings=False)
+
+
+def trace_another(module: Any, monkeypatch) -> None:
+    """Let a module of ours trace another model than it was asked for."""
+    traced = module.trace
+
+    def trace(graph):
+        another = copy.deepcopy(graph)
+        with torch.no_grad():
+            another.model.lm_head.weight.mul_(1.5)
+        return traced(another)
+
+    monkeypatch.setattr(module, "trace", trace)
 
 
 def prompts(shape: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,3 +75,13 @@ def check_tokens(model, folder: Path, shape: str) -> None:
     assert exported.generate(ids.numpy(), mask.numpy(), max_new_tokens=7).tolist() == expected.tolist()
     expected = model.generate(ids[:1, :1], attention_mask=mask[:1, :1], max_new_tokens=3)
     assert exported.generate(ids[:1, :1].numpy(), mask[:1, :1].numpy(), max_new_tokens=3).tolist() == expected.tolist()
+
+
+def check_answers(model, folder: Path) -> None:
+    """What is said about a text is what the model says, wherever there is no padding."""
+    ids, mask = prompts("encoder-decoder")
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask)
+    for name, found in ExportedModel(folder).run("model", {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}).items():
+        kept = mask.numpy() if found.shape[:2] == mask.shape else ...
+        np.testing.assert_allclose(found[kept], expected[name].numpy()[kept], atol=1e-4)

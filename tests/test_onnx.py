@@ -1,12 +1,10 @@
 """ONNX: the graphs compute what torch computes, in any batch and length, and write what `generate` writes."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from exported import SHALLOW, check_tokens, prompts, some_slow
-from models import VARIANTS, tiny_config, tiny_language_model
+from exported import SHALLOW, check_answers, check_tokens, exporter, some_slow, trace_another, writer
+from models import tiny_config, tiny_language_model
 
 import glassformer
 import glassformer.exchange.onnx
@@ -20,16 +18,12 @@ for package in ("onnx", "onnxruntime", "onnxscript"):
 
 @pytest.fixture
 def export(tmp_path):
-    def export(model, **options):
-        model.save_pretrained(tmp_path / "model")
-        return tmp_path / "onnx", export_onnx(tmp_path / "model", tmp_path / "onnx", **options)
-
-    return export
+    return exporter(export_onnx, tmp_path)
 
 
 @pytest.mark.parametrize("shape, variant", [*some_slow("decoder", "default"), *some_slow("encoder-decoder")])
 def test_tokens_are_those_of_generate(export, shape, variant):
-    model = tiny_language_model(shape, **{**VARIANTS[variant], **SHALLOW[shape]}, tie_word_embeddings=False)
+    model = writer(shape, variant)
     folder, differences = export(model)
     assert all(difference < 1e-4 for difference in differences.values())
     check_tokens(model, folder, shape)
@@ -49,12 +43,7 @@ def test_tokens_are_those_of_generate(export, shape, variant):
 def test_answers_about_a_text_are_those_of_torch(export, head, shape):
     model = getattr(glassformer, head)(tiny_config(shape, **SHALLOW[shape])).eval()
     folder, _ = export(model)
-    ids, mask = prompts("encoder-decoder")
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask)
-    for name, found in ExportedModel(folder).run("model", {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}).items():
-        kept = mask.numpy() if found.shape[:2] == mask.shape else ...
-        np.testing.assert_allclose(found[kept], expected[name].numpy()[kept], atol=1e-4)
+    check_answers(model, folder)
 
 
 @pytest.mark.slow
@@ -84,15 +73,7 @@ def test_eight_bits_are_smaller_and_near(tmp_path, shape):
 
 @pytest.mark.slow
 def test_a_graph_that_is_not_the_model_is_noticed_and_leaves_no_trace(export, tmp_path, monkeypatch):
-    traced = glassformer.exchange.onnx.trace
-
-    def trace_another(graph):
-        another = copy.deepcopy(graph)
-        with torch.no_grad():
-            another.model.lm_head.weight.mul_(1.5)
-        return traced(another)
-
-    monkeypatch.setattr(glassformer.exchange.onnx, "trace", trace_another)
+    trace_another(glassformer.exchange.onnx, monkeypatch)
     with pytest.raises(RuntimeError, match=r"model.onnx differs from torch by .* nothing was written"):
         export(tiny_language_model("encoder", **SHALLOW["encoder"]))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

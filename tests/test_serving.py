@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -271,6 +272,7 @@ def byte_tokenizer() -> Tokenizer:
         ({"inputs": [{"text": "a"}]}, 400, "Input 1 has no source"),
         ({"inputs": [""]}, 400, "Input 1 has no source"),
         ({"inputs": ["half \ud800"]}, 400, "half a character"),
+        ({"inputs": ["a"], "context": "b"}, 400, "This model reads no context beside its inputs: leave it out."),
         ({"inputs": ["a"] * 4}, 413, "4 inputs are more than 3"),
         ({"inputs": ["a" * 51]}, 413, "An input has 51 characters, more than 50"),
         ({"inputs": ["a" * 1000]}, 413, "The body has more than 500 bytes"),
@@ -281,6 +283,12 @@ def test_bad_input_gets_a_sentence(serving, body, status, words):
     client, _ = serving(max_inputs=3, max_characters=50, max_bytes=500, max_new_tokens=16)
     headers = {"Content-Type": "application/json"}
     refused(client.post("/predict", content=json.dumps(body), headers=headers), status, words)
+
+
+def test_a_text_like_json_without_end_is_a_text(serving):
+    client, trained = serving()
+    for text in ('{"source": ' * 1500, '{"source": ' + "[" * 5000 + "]" * 5000 + "}"):
+        assert client.post("/predict", json={"inputs": [text]}).json() == {"predictions": trained.predict([{"source": text}])}
 
 
 def test_what_is_no_json_or_not_possible_gets_a_sentence(serving):
@@ -388,6 +396,17 @@ def test_a_shutdown_answers_what_was_accepted_and_refuses_the_rest(server, folde
             httpx.get(f"{address}/health")
     assert process.wait(30) == -signal.SIGTERM
     assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_body_that_does_not_come_is_not_waited_for(server):
+    _, address = server("seq2seq", "--timeout", "1")
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{")
+        answer = connection.recv(1000).decode()
+    assert answer.startswith("HTTP/1.1 408") and "The body did not come in time: send it faster." in answer
+    assert httpx.get(f"{address}/health").status_code == 200
 
 
 @pytest.mark.slow

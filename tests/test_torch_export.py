@@ -1,13 +1,11 @@
 """Programs of torch, as they are and compiled, compute what the model computes, in any batch and length, where torch is alone."""
 
-import copy
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from exported import SHALLOW, check_tokens, prompts, some_slow
-from models import VARIANTS, tiny_config, tiny_language_model
+from exported import SHALLOW, check_answers, check_tokens, exporter, prompts, some_slow, trace_another, writer
+from models import tiny_config, tiny_language_model
 from processes import run_python
 from test_cli import call
 
@@ -24,16 +22,12 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 
 @pytest.fixture
 def export(tmp_path):
-    def export(model, **options):
-        model.save_pretrained(tmp_path / "model")
-        return tmp_path / "torch", export_torch(tmp_path / "model", tmp_path / "torch", **options)
-
-    return export
+    return exporter(export_torch, tmp_path)
 
 
 @pytest.mark.parametrize("shape, variant", [*some_slow("decoder", "default"), *some_slow("encoder-decoder")])
 def test_tokens_are_those_of_generate(export, shape, variant):
-    model = tiny_language_model(shape, **{**VARIANTS[variant], **SHALLOW[shape]}, tie_word_embeddings=False)
+    model = writer(shape, variant)
     folder, differences = export(model)
     assert all(difference < 1e-4 for difference in differences.values())
     check_tokens(model, folder, shape)
@@ -43,7 +37,7 @@ def test_tokens_are_those_of_generate(export, shape, variant):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape, variant", [("decoder", "modern"), ("encoder-decoder", "default")])
 def test_compiled_tokens_are_those_of_generate(export, shape, variant):
-    model = tiny_language_model(shape, **{**VARIANTS[variant], **SHALLOW[shape]}, tie_word_embeddings=False)
+    model = writer(shape, variant)
     folder, differences = export(model, compiled=True)
     assert differences and all(name.endswith(".compiled.pt2") and far < 1e-4 for name, far in differences.items())
     check_tokens(model, folder, shape)
@@ -54,12 +48,7 @@ def test_compiled_tokens_are_those_of_generate(export, shape, variant):
 def test_answers_about_a_text_are_those_of_the_model(export, head):
     model = getattr(glassformer, head)(tiny_config("encoder", **SHALLOW["encoder"])).eval()
     folder, _ = export(model)
-    ids, mask = prompts("encoder-decoder")
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask)
-    for name, found in ExportedModel(folder).run("model", {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}).items():
-        kept = mask.numpy() if found.shape[:2] == mask.shape else ...
-        np.testing.assert_allclose(found[kept], expected[name].numpy()[kept], atol=1e-4)
+    check_answers(model, folder)
 
 
 @pytest.mark.slow
@@ -119,15 +108,7 @@ def test_a_program_runs_where_there_is_torch_alone(export, tmp_path, kind):
 
 
 def test_a_program_that_is_not_the_model_is_noticed_and_leaves_no_trace(export, tmp_path, monkeypatch):
-    traced = glassformer.exchange.torch_export.trace
-
-    def trace_another(graph):
-        another = copy.deepcopy(graph)
-        with torch.no_grad():
-            another.model.lm_head.weight.mul_(1.5)
-        return traced(another)
-
-    monkeypatch.setattr(glassformer.exchange.torch_export, "trace", trace_another)
+    trace_another(glassformer.exchange.torch_export, monkeypatch)
     with pytest.raises(RuntimeError, match=r"model.pt2 differs from torch by .* nothing was written"):
         export(tiny_language_model("encoder", **SHALLOW["encoder"]))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -70,6 +70,8 @@ class Trained:
     def rows(self, inputs: Iterable[str | dict[str, Any]], context: str | None = None) -> list[dict[str, Any]]:
         """Texts, or objects (as such or as JSON) with a key for each role, as rows."""
         first, *others = [role for role in self.objective.roles if role not in ("target", "label", "tags", "answers")]
+        if context is not None and "context" not in others:
+            raise DataError("This model reads no context beside its inputs: leave it out.")
         rows = []
         for number, given in enumerate(inputs):
             row = self._as_row(number, given, first)
@@ -108,7 +110,7 @@ def is_unicode(text: str) -> bool:
 def is_json(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # of brackets without end
         return False
 
 

@@ -138,6 +138,16 @@ def sinusoids(table: Any) -> Tensor:
     return table.create_weight()
 
 
+def starts_from_padding(model: Any) -> str | None:
+    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
+    if start == pad:
+        return None
+    return (
+        f"CTranslate2's converter starts a Pegasus from padding, and this one starts from token {start}: for use there, train a "
+        f"model with decoder_start_token_id={pad}."
+    )
+
+
 PEGASUS = replace(
     BART,
     name="pegasus",
@@ -145,6 +155,7 @@ PEGASUS = replace(
     fixed=BART.fixed | {"norm_position": "pre", "position_encoding": "sinusoidal", "position_offset": 0, "embedding_norm": False},
     weights=reordered([pair for pair in BART.weights if "positions" not in pair[0]]),
     made={"encoder.embed_positions": sinusoids, "decoder.embed_positions": sinusoids},
+    caution=starts_from_padding,
 )
 
 
@@ -169,6 +180,17 @@ def their_sharing_objections(theirs: Any) -> list[str]:
     return []
 
 
+def starts_from_nothing(model: Any) -> str | None:
+    """As the models of the Marian project do, to which transformers adds padding as a last token for this purpose."""
+    start = model.config.decoder_start_token_id
+    if start == model.config.vocab_size - 1 and not model.get_decoder().embed_tokens.weight[start].any():
+        return None
+    return (
+        "CTranslate2's converter drops the last token of a Marian and starts from a vector of zeros, as this one does not: for "
+        "use there, train a model in the layout of bart or pegasus."
+    )
+
+
 MARIAN = replace(
     PEGASUS,
     name="marian",
@@ -180,4 +202,5 @@ MARIAN = replace(
     by_hand=("output_bias", "embedding_tying"),
     objections=sharing_objections,
     their_objections=their_sharing_objections,
+    caution=starts_from_nothing,
 )

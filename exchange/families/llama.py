@@ -21,6 +21,17 @@ def write_rope(ours: Any) -> dict[str, Any]:
     return {"rope_parameters": dict(ours.rope_parameters)}
 
 
+def partly_rotated(*sets: dict[str, Any]) -> list[str]:
+    """The objection of classes that rotate all of a head, whatever these sets of RoPE parameters say."""
+    factors = [parameters.get("partial_rotary_factor") or 1.0 for parameters in sets]
+    return [f"partial_rotary_factor={factor}, needs 1.0" for factor in factors if factor != 1.0][:1]
+
+
+def rope_objections(config: Any) -> list[str]:
+    """Of either config."""
+    return partly_rotated(getattr(config, "rope_parameters", None) or {})
+
+
 def decoder_heads(name: str) -> dict[str, Head]:
     """The heads of transformers' newer decoders."""
     return {
@@ -84,6 +95,8 @@ LLAMA = Family(
     ],
     read=read_rope,
     write=write_rope,
+    objections=rope_objections,
+    their_objections=rope_objections,
 )
 
 
@@ -100,9 +113,11 @@ MISTRAL = replace(
 )
 
 
-def window_objections(theirs: Any) -> list[str]:
-    kinds = set(theirs.layer_types)
-    return [] if len(kinds) == 1 else [f"layer_types are {' and '.join(sorted(kinds))}, needs one of them for all layers"]
+def qwen_objections(theirs: Any) -> list[str]:
+    kinds, reasons = set(theirs.layer_types), rope_objections(theirs)
+    if len(kinds) > 1:
+        reasons.append(f"layer_types are {' and '.join(sorted(kinds))}, needs one of them for all layers")
+    return reasons
 
 
 def read_qwen(theirs: Any) -> dict[str, Any]:
@@ -125,7 +140,7 @@ QWEN2 = replace(
     read=read_qwen,
     write=write_qwen,
     by_hand=("attention_window",),
-    their_objections=window_objections,
+    their_objections=qwen_objections,
 )
 
 QWEN3 = replace(
@@ -137,12 +152,14 @@ QWEN3 = replace(
 )
 
 
-def gelu_objection(ours: Any) -> list[str]:
-    return ["activation=gelu, needs another name, for gelu means gelu_pytorch_tanh there"] if ours.activation == "gelu" else []
+def gemma_objections(ours: Any) -> list[str]:
+    gelu = ["activation=gelu, needs another name, for gelu means gelu_pytorch_tanh there"] if ours.activation == "gelu" else []
+    return rope_objections(ours) + gelu
 
 
-def bidirectional_objection(theirs: Any) -> list[str]:
-    return ["use_bidirectional_attention=True, needs False"] if theirs.use_bidirectional_attention else []
+def their_gemma_objections(theirs: Any) -> list[str]:
+    two_sided = ["use_bidirectional_attention=True, needs False"] if theirs.use_bidirectional_attention else []
+    return rope_objections(theirs) + two_sided
 
 
 GEMMA = replace(
@@ -151,6 +168,6 @@ GEMMA = replace(
     heads=without(decoder_heads("Gemma"), "GlassformerForQuestionAnswering"),
     fields=without(LLAMA.fields, "feed_forward_bias"),
     fixed=LLAMA.fixed | {"norm": "rmsnorm1p", "scale_embedding": True, "feed_forward_bias": False},
-    objections=gelu_objection,
-    their_objections=bidirectional_objection,
+    objections=gemma_objections,
+    their_objections=their_gemma_objections,
 )

@@ -13,6 +13,7 @@ from typing import Any
 from transformers.core_model_loading import Chunk
 
 from ..family import TOKENS, Family, Head, Names, Pair, heads, in_layers
+from .llama import partly_rotated
 
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # ours and theirs
@@ -47,19 +48,14 @@ def write(ours: Any) -> dict[str, Any]:
     }
 
 
-def partly_rotated(sets: Any) -> list[str]:
-    factors = [parameters.get("partial_rotary_factor") or 1.0 for parameters in sets]
-    return [f"partial_rotary_factor={factor}, needs 1.0" for factor in factors if factor != 1.0][:1]
-
-
 def objections(ours: Any) -> list[str]:
     if ours.position_encoding != "rope":  # which is said already
         return []
-    return partly_rotated(ours.rope_by_layer_type().values() or [ours.rope_parameters])
+    return partly_rotated(*ours.rope_by_layer_type().values() or [ours.rope_parameters])
 
 
 def their_objections(theirs: Any) -> list[str]:
-    reasons = partly_rotated(theirs.rope_parameters[kind] for kind in set(theirs.layer_types))
+    reasons = partly_rotated(*(theirs.rope_parameters[kind] for kind in set(theirs.layer_types)))
     if "sliding_attention" in theirs.layer_types and theirs.local_attention < 2:
         reasons.append(f"local_attention={theirs.local_attention}, needs 2 or more")
     return reasons

@@ -66,6 +66,15 @@ def objections(ours: Any) -> list[str]:
     return found
 
 
+def shallow_cache(model: Any) -> str | None:
+    if model.config.num_decoder_layers <= model.config.num_layers:
+        return None
+    return (
+        "The decoder is deeper than the encoder, and transformers' generate makes a cache for as many layers as a T5's encoder "
+        "has: pass it use_cache=False."
+    )
+
+
 T5 = Family(
     name="t5",
     shape="encoder-decoder",
@@ -117,4 +126,5 @@ T5 = Family(
     look=look,
     by_hand=("activation", "gated_feed_forward", "output_transform", "embedding_tying"),
     objections=objections,
+    caution=shallow_cache,
 )
