@@ -11,19 +11,21 @@ No contestant knows an end token, so that none stops early, and none pays for be
 """
 
 import dataclasses
+import importlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from glassformer.packed_linear import quantize_int8
 
 from .contestants import CASES, FIRST_WORD, OURS, Sizes, bart_model, marian_model, our_config, our_head
-from .interleave import Entry, Measurements, ratios, spread
+from .interleave import Entry, Measurements, Spread, ratios, spread
 from .options import Options
 from .report import Table
 from .training_step import how_often, timed
@@ -91,6 +93,32 @@ def ours(way: Callable[[nn.Module], nn.Module]) -> Callable[[Sizes, int], Writer
     return start
 
 
+def exported(int8: bool) -> Callable[[Sizes, int], Writer]:
+    """Our model as graphs for ONNX Runtime, with the loop that comes along."""
+
+    def start(sizes: Sizes, threads: int) -> Writer:
+        for package in ("onnx", "onnxruntime", "onnxscript"):
+            importlib.import_module(package)  # `worker.py` tells which one is missing
+
+        from glassformer.exchange.onnx import export_onnx
+        from glassformer.exchange.runtime import ExportedModel
+
+        model = our_head("encoder-decoder")(our_config("encoder-decoder", sizes))
+        model.generation_config.eos_token_id = None
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(f"{folder}/model")
+            export_onnx(f"{folder}/model", f"{folder}/onnx", int8)
+            graphs = ExportedModel(f"{folder}/onnx", threads)
+
+        def write(sources: Sources, beams: int) -> int:
+            ids = np.array(sources)
+            return graphs.generate(ids, np.ones_like(ids), LENGTH, beams).shape[1] - 1
+
+        return write
+
+    return start
+
+
 def ctranslate2(compute_type: str) -> Callable[[Sizes, int], Writer]:
     """CTranslate2 with the weights of a random Marian."""
 
@@ -136,14 +164,16 @@ def word(token: int) -> str:
     return f"w{token}"
 
 
-# Ways to run our model, each a function from the model as it is trained to one that has `generate`.
-OUR_WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    OURS: lambda model: model,
-    "glassformer int8": quantize_int8,
+# Ways to run our model; a name that ends with int8 is compared with others in eight bits.
+OUR_WAYS: dict[str, Callable[[Sizes, int], Writer]] = {
+    OURS: ours(lambda model: model),
+    "glassformer int8": ours(quantize_int8),
+    "glassformer, ONNX Runtime": exported(int8=False),
+    "glassformer, ONNX Runtime int8": exported(int8=True),
 }
 
 CONTESTANTS: dict[str, Callable[[Sizes, int], Writer]] = {
-    **{name: ours(way) for name, way in OUR_WAYS.items()},
+    **OUR_WAYS,
     "Marian": lambda sizes, threads: by_generate(marian_model(sizes)),
     "BART": lambda sizes, threads: by_generate(bart_model(sizes)),
     "CTranslate2": ctranslate2("float32"),
@@ -175,6 +205,7 @@ def measure(options: Options) -> Iterator[Table]:
         )
         for setting in settings:
             yield rate_table(case, setting, measured)
+        yield best_table(case, list(settings), measured)
 
 
 def rate_table(case: str, setting: str, measured: Measurements) -> Table:
@@ -202,3 +233,29 @@ def rate_table(case: str, setting: str, measured: Measurements) -> Table:
         bar_label="tokens/s",
         data={"case": case, "setting": setting, "contestants": found},
     )
+
+
+def best_table(case: str, settings: list[str], measured: Measurements) -> Table:
+    """`generate` beside Marian's, and the quickest of our ways beside CTranslate2 in each precision."""
+    found: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        seconds = {name: measured.values(name, "seconds", setting) for name in measured.names(setting)}
+        found[setting] = {"generate": compare(seconds, OURS, "Marian")}
+        for peer in ("CTranslate2", "CTranslate2 int8"):
+            ways = [name for name in OUR_WAYS if name in seconds and name.endswith("int8") == peer.endswith("int8")]
+            best = min(ways, key=lambda name: spread(seconds[name]).median, default="")
+            found[setting][peer] = compare(seconds, best, peer)
+    return Table(
+        title=f"{case}: ours beside the others",
+        columns=["", "generate / Marian's", "best of ours / CTranslate2", "int8: best of ours / CTranslate2"],
+        rows=[
+            [setting, *(f"{ratio}, {name}" if ratio else "-" for name, ratio in row.values())] for setting, row in found.items()
+        ],
+        notes=list(measured.notes),
+        data={"case": case, "best": found},
+    )
+
+
+def compare(seconds: dict[str, Any], name: str, peer: str) -> tuple[str, Spread | None]:
+    """How many times as fast as the peer, if both have run."""
+    return name, ratios(seconds[peer], seconds[name]) if name in seconds and peer in seconds else None

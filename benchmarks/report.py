@@ -19,7 +19,7 @@ from typing import Any
 from .interleave import Spread
 
 
-PACKAGES = ("glassformer", "torch", "transformers", "x-transformers", "ctranslate2", "numpy")
+PACKAGES = ("glassformer", "torch", "transformers", "x-transformers", "ctranslate2", "onnxruntime", "numpy")
 
 
 @dataclass

@@ -26,7 +26,14 @@ from typing import Any, TextIO
 
 Prepared = tuple[dict[str, Any], Callable[..., dict[str, Any]]]
 
-OPTIONAL = {"x_transformers": "x-transformers", "ctranslate2": "ctranslate2"}  # modules, and the packages that have them
+# modules, and the packages that have them
+OPTIONAL = {
+    "x_transformers": "x-transformers",
+    "ctranslate2": "ctranslate2",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
+    "onnxscript": "onnxscript",
+}
 
 
 def prepare(task: dict[str, Any]) -> Prepared:

@@ -74,7 +74,7 @@ class Beams:
         scores = logits.float().log_softmax(dim=-1).view(-1, self.width, size).add_(self.scores[..., None])
         # So many that enough are left to run on, even if the best ones all end.
         wanted = self.width * max(2, 1 + (0 if self.ends is None else len(self.ends)))
-        best, places = scores.flatten(1).topk(wanted)
+        best, places = topk_of_many(scores.flatten(1), wanted)
         return best, places // size, places % size
 
     def finish(self, scores: Tensor, origin: Tensor, tokens: Tensor, ended: Tensor) -> None:
@@ -105,6 +105,20 @@ class Beams:
     def best(self, how_many: int) -> Tensor:
         """The best finished sequences of each example: [B * how_many, longest of them]"""
         return self.finished[:, :how_many, : self.finished_lengths[:, :how_many].max()].flatten(0, 1)
+
+
+def topk_of_many(scores: Tensor, wanted: int, group: int = 64) -> tuple[Tensor, Tensor]:
+    """`scores.topk(wanted)` for rows [B, n] that are long: only groups whose best are among the best of all are looked into."""
+    length = scores.shape[1] // group * group
+    if length < 2 * wanted * group or scores.numel() < 2**16:
+        best, places = scores.topk(wanted)
+        return best, places
+    groups, rest = scores[:, :length].unflatten(1, (-1, group)), scores[:, length:]  # [B, n / group, group], [B, n % group]
+    which = groups.amax(dim=2).topk(wanted).indices[..., None]  # [B, wanted, 1]
+    places = torch.arange(group, device=scores.device) + which * group
+    places = torch.cat((places.flatten(1), torch.arange(length, scores.shape[1], device=scores.device).expand(rest.shape)), dim=1)
+    best, found = torch.cat((groups.gather(1, which.expand(-1, -1, group)).flatten(1), rest), dim=1).topk(wanted)
+    return best, places.gather(1, found)
 
 
 def take(sequences: Tensor, which: Tensor) -> Tensor:

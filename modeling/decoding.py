@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import EosTokenCriteria, GenerationMixin, GenerationMode, MaxLengthCriteria
+from transformers.utils import ModelOutput
 
 from .attention import scaled_dot_product_attention
 from .beams import Beams
@@ -103,16 +104,30 @@ class StepwiseGeneration(GenerationMixin):
             logits = steps(beams.running[:, :, beams.length - 1].reshape(-1, 1))[:, 0]
 
     def read_prompt(self, input_ids: Tensor, generation_config, past_key_values, **kwargs) -> "tuple[Tensor, DecoderSteps]":
-        """The ordinary forward pass -> logits of the first new token [R, V], and steps for those after it."""
+        """The ordinary forward pass -> logits of the first new token [R, V], and steps for those after it.
+
+        So far the rows of an example are alike, and one of them is enough to compute.
+        """
         kwargs = {name: value for name, value in kwargs.items() if name not in ("synced_gpus", "streamer")}
-        outputs = self._prefill(input_ids, generation_config, kwargs | {"past_key_values": past_key_values})
+        copies = past_key_values.rows_per_example
+        once = {name: every(copies, value) for name, value in kwargs.items()} | {"past_key_values": past_key_values}
+        outputs = self._prefill(input_ids[::copies], generation_config, once)
         kwargs = self._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=self.config.is_encoder_decoder)
-        return outputs.logits[:, -1], DecoderSteps(self, **kwargs)
+        if copies > 1:
+            getattr(past_key_values, "self_attention_cache", past_key_values).batch_repeat_interleave(copies)
+        return outputs.logits[:, -1].repeat_interleave(copies, dim=0), DecoderSteps(self, **kwargs)
 
     def _reorder_cache(self, past_key_values: Cache, rows: Tensor) -> Cache:
         """Beam search goes on with these rows."""
         past_key_values.reorder_cache(rows) if steps_of(past_key_values) is None else past_key_values.steps.reorder(rows)
         return past_key_values
+
+
+def every(step: int, value: Any) -> Any:
+    """One of each `step` rows of a tensor, for `generate` has repeated all that it was given; other settings as they are."""
+    if isinstance(value, ModelOutput):
+        return type(value)(**{name: every(step, part) for name, part in value.items()})
+    return value[::step] if isinstance(value, Tensor) else value
 
 
 def is_simple(logits_processor, stopping_criteria, generation_config, past_key_values=None, **kwargs) -> bool:
@@ -168,9 +183,11 @@ class DecoderSteps:
         self.memory_mask = self.prompt_mask = None
         mask = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
         if has_memory:
-            apart = slice(None, None, cache.rows_per_example)  # the rows of an example have one source
-            self.memory = [(layer.keys[apart], layer.values[apart]) for layer in cache.cross_attention_cache.layers]
-            self.memory_mask = None if mask is None else mask[apart, None, None]  # [B, 1, 1, S]
+            # The rows of an example have one source, of which there may be a copy for each of them, or one.
+            examples, sources = rows // cache.rows_per_example, cache.cross_attention_cache.layers
+            apart = slice(None, None, len(sources[0].keys) // examples)
+            self.memory = [(layer.keys[apart], layer.values[apart]) for layer in sources]
+            self.memory_mask = None if mask is None else mask[:: cache.rows_per_example, None, None]  # [B, 1, 1, S]
         else:
             self.prompt_mask = None if mask is None else mask[:, None, None, : self.length]  # [R, 1, 1, T of the prompt]
         position = torch.tensor([[self.length]]) if position_ids is None else position_ids[:, -1:]

@@ -68,11 +68,14 @@ def end_early(model, folder: Path, ids: torch.Tensor, mask: torch.Tensor) -> tor
 
 
 def check_tokens(model, folder: Path, shape: str) -> None:
-    """Greedy generation is that of the model, token by token, also for a prompt of one token."""
+    """Greedy and beam search are those of the model, token by token, also for a prompt of one token."""
     ids, mask = prompts(shape)
     expected = end_early(model, folder, ids, mask)
     exported = ExportedModel(folder)
     assert exported.generate(ids.numpy(), mask.numpy(), max_new_tokens=7).tolist() == expected.tolist()
+    for width in (2, 3):
+        expected = model.generate(ids, attention_mask=mask, max_new_tokens=7, num_beams=width)
+        assert exported.generate(ids.numpy(), mask.numpy(), max_new_tokens=7, num_beams=width).tolist() == expected.tolist()
     expected = model.generate(ids[:1, :1], attention_mask=mask[:1, :1], max_new_tokens=3)
     assert exported.generate(ids[:1, :1].numpy(), mask[:1, :1].numpy(), max_new_tokens=3).tolist() == expected.tolist()
 

@@ -16,7 +16,13 @@ from glassformer.benchmarks.options import Options
 from glassformer.benchmarks.worker import prepare
 
 
-EXTRA = {"x-transformers": "x_transformers", "CTranslate2": "ctranslate2", "CTranslate2 int8": "ctranslate2"}
+EXTRA = {
+    "x-transformers": "x_transformers",
+    "CTranslate2": "ctranslate2",
+    "CTranslate2 int8": "ctranslate2",
+    "glassformer, ONNX Runtime": "onnxscript",
+    "glassformer, ONNX Runtime int8": "onnxscript",
+}
 TINY = {
     "encoder-decoder": Sizes(512, 64, 4, 256, 2, 2, batch=3, length=14),
     "llama-like": Sizes(512, 64, 4, 168, 0, 2, batch=3, length=14),
@@ -245,6 +251,20 @@ def test_rates_are_related_to_marian_and_to_ctranslate2_of_the_same_precision():
     found = generation.rate_table("case", "greedy", measured).data["contestants"]
     assert [found[OURS][key].median for key in ("tokens_per_second", "to_marian", "to_ctranslate2")] == [2.0, 2.0, 0.5]
     assert found["glassformer int8"]["to_ctranslate2"].median == 0.5
+
+
+def test_the_best_of_our_ways_is_held_against_ctranslate2_of_the_same_precision():
+    seconds = {
+        OURS: [1.0, 1.0, 1.0], "glassformer, ONNX Runtime": [0.5, 2.0, 0.5], "glassformer int8": [0.4, 0.4, 0.4],
+        "Marian": [1.5, 1.6, 1.7], "CTranslate2": [0.6, 0.6, 0.6],
+    }  # fmt: skip
+    rounds = {name: [{"seconds": value} for value in values] for name, values in seconds.items()}
+    table = generation.best_table("case", ["greedy"], Measurements(rounds={"greedy": rounds}))
+    found = table.data["best"]["greedy"]
+    assert found["generate"] == (OURS, pytest.approx((1.6, 1.55, 1.65)))
+    assert found["CTranslate2"] == ("glassformer, ONNX Runtime", pytest.approx((1.2, 0.75, 1.2)))
+    assert found["CTranslate2 int8"] == ("glassformer int8", None)  # which did not run
+    assert table.rows == [["greedy", "1.60 (1.55-1.65), glassformer", "1.20 (0.75-1.20), glassformer, ONNX Runtime", "-"]]
 
 
 # Memory, growth, start

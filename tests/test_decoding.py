@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from glassformer import decoding, quantize_int8
+from glassformer.beams import topk_of_many
 from glassformer.packed_linear import FewRows, Int8Linear, join
 
 
@@ -114,6 +115,30 @@ def test_a_prompt_for_the_decoder_of_an_encoder_decoder():
     options = {**prompt("encoder-decoder"), "decoder_input_ids": words(3, 4), "max_new_tokens": 9}
     found, expected = both_ways(model, **options)
     assert torch.equal(found, expected)
+
+
+@each_shape
+def test_a_prompt_is_read_once_for_all_beams_of_an_example(shape, monkeypatch):
+    model, inputs, rows = talkative_model(shape), prompt(shape), []
+    name, forward = "decoder_input_ids" if shape == "encoder-decoder" else "input_ids", type(model).forward
+
+    def count_rows(self, **kwargs):
+        rows.append(len(kwargs[name]))
+        return forward(self, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", count_rows)
+    found = model.generate(**inputs, max_new_tokens=5, num_beams=4)
+    assert rows == [3]
+    assert torch.equal(found, long_way(model, **inputs, max_new_tokens=5, num_beams=4))
+    assert rows[1] == 12
+
+
+@pytest.mark.parametrize("rows, length, wanted", [(3, 70, 8), (2, 40_000, 8), (70, 64 * 20, 5), (70, 64 * 20 + 9, 10)])
+def test_the_best_of_many_are_the_best(rows, length, wanted):
+    scores = torch.randperm(rows * length).view(rows, length).float()
+    scores[0, -3:] += rows * length  # also where no whole group is left
+    for found, expected in zip(topk_of_many(scores, wanted), scores.topk(wanted)):
+        assert torch.equal(found, expected)
 
 
 def add_in_place(weight, change):

@@ -1,5 +1,7 @@
 """ONNX: the graphs compute what torch computes, in any batch and length, and write what `generate` writes."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,8 @@ from glassformer.exchange.runtime import ExportedModel
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="needs glassformer[onnx]")
+
+import onnx  # noqa: E402
 
 
 @pytest.fixture
@@ -69,6 +73,20 @@ def test_eight_bits_are_smaller_and_near(tmp_path, shape):
         assert exact[name] < 1e-4 < rounded[name] < 0.5
         sizes = [(tmp_path / folder / name).stat().st_size for folder in ("int8", "exact")]
         assert sizes[0] < 0.5 * sizes[1]
+        operations = [node.op_type for node in onnx.load(tmp_path / "int8" / name).graph.node]
+        # What is left in float32 are scores and sums of attention: the output layer is rounded too, though it shares its weights.
+        assert operations.count("MatMul") == 2 * (operations.count("Softmax"))
+
+
+def test_beams_say_what_they_need(export, monkeypatch):
+    folder, _ = export(tiny_language_model("decoder", **SHALLOW["decoder"]))
+    ids, mask = (x.numpy() for x in prompts("decoder"))
+    with pytest.raises(ValueError, match="num_beams=0 must be at least 1"):
+        ExportedModel(folder).generate(ids, mask, max_new_tokens=3, num_beams=0)
+    monkeypatch.setitem(sys.modules, "glassformer.beams", None)
+    assert ExportedModel(folder, threads=1).generate(ids, mask, max_new_tokens=3).shape == (3, 9)
+    with pytest.raises(ImportError, match="pip install glassformer, or num_beams=1"):
+        ExportedModel(folder).generate(ids, mask, max_new_tokens=3, num_beams=2)
 
 
 @pytest.mark.slow
