@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from exported import SHALLOW, check_answers, check_tokens, exporter, some_slow, trace_another, writer
+from exported import SHALLOW, check_answers, check_tokens, exporter, prompts, some_slow, trace_another, writer
 from models import tiny_config, tiny_language_model
 
 import glassformer
