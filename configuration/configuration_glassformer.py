@@ -58,7 +58,7 @@ OPTIONAL = (("problem_type", None), ("classifier_activation", None))  # choices 
 POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
     "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
-    "image_size", "patch_size", "num_channels",
+    "image_size", "patch_size", "num_channels", "initializer_range",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
 NOT_NEGATIVE = ("num_token_types", "position_offset")
@@ -199,6 +199,10 @@ class GlassformerConfig(PreTrainedConfig):
     classifier_norm: bool = False  # normalise what comes out of that dense layer, as ModernBERT does
     classifier_bias: bool = True
     dense_bias: bool = True  # of the dense layer before the output or the classifier
+
+    # Before training
+    # Standard deviation of all weights, 0.02 in BERT; None: Xavier's for matrices, d_model^-0.5 for embeddings
+    initializer_range: float | None = None
 
     # Regularisation
     dropout: float | int = 0.1  # on embeddings and on the output of every sub-layer

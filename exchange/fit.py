@@ -24,7 +24,7 @@ JUDGES = (*CLASSIFIERS, "GlassformerForQuestionAnswering")
 # Choices that change nothing about a trained model.
 TRAINING = (
     "dropout", "attention_dropout", "activation_dropout", "token_dropout", "layer_drop", "label_smoothing", "use_cache",
-    "unk_token_id", "mask_token_id",
+    "initializer_range", "unk_token_id", "mask_token_id",
 )  # fmt: skip
 # What a choice has to be where an architecture does not mention it.
 PLAIN: dict[str, Any] = {

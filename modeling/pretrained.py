@@ -72,22 +72,25 @@ class GlassformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token."""
-        if isinstance(module, OutputProjection):
-            init.normal_(module.weight, std=1 / self.config.d_model)  # small logits: the loss starts at log(vocab_size)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token.
+
+        An `initializer_range` takes the place of the first two.
+        """
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            if isinstance(module, OutputProjection):  # small logits: the loss starts at log(vocab_size)
+                init.normal_(module.weight, std=std or 1 / self.config.d_model)
+            else:
+                init.xavier_uniform_(module.weight) if std is None else init.normal_(module.weight, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            init.normal_(module.weight, std=std or self.config.d_model**-0.5)
             # A slice does not carry the mark by which `init` spares loaded weights.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, PatchEmbedding):
-            init.normal_(module.class_token, std=self.config.d_model**-0.5)
+            init.normal_(module.class_token, std=std or self.config.d_model**-0.5)
         elif isinstance(module, (nn.LayerNorm, RMSNorm)):
             init.zeros_(module.weight) if isinstance(module, RMSNorm1p) else init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:

@@ -34,6 +34,7 @@ CHANGED = {
     "relative_attention_max_distance": 64, "scale_embedding": False, "embedding_norm": True, "tie_word_embeddings": False,
     "embedding_tying": "target-output", "logit_softcap": 30.0, "pooling": "last", "dropout": 0.2, "attention_dropout": 0.3,
     "activation_dropout": 0.4, "token_dropout": 0.35, "layer_drop": 0.05, "label_smoothing": 0.15,
+    "initializer_range": 0.02,
     "pad_token_id": 5, "bos_token_id": 6,
     "head_width": 12, "attention_out_bias": True, "scale_attention": False, "position_offset": 2, "num_token_types": 3,
     "output_transform": "dense", "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
@@ -356,7 +357,7 @@ MISTAKES = {
         for name, (arguments, words) in cases(
             vocab_size=[0, -1], d_model=[0, -8], num_heads=[0, -8], num_kv_heads=[0, -1], d_ff=[0, -1],
             max_position_embeddings=[0], norm_eps=[0, -1e-6, float("nan")], attention_window=[0, -3], logit_softcap=[0, -5.0],
-            relative_attention_num_buckets=[0], relative_attention_max_distance=[0],
+            relative_attention_num_buckets=[0], relative_attention_max_distance=[0], initializer_range=[0.0, -0.02],
         ).items()
     },
     "no-labels": ({"num_labels": 0}, ["num_labels=0", "at least 1"]),

@@ -248,6 +248,16 @@ def test_initialisation_is_the_papers():
     assert untied.eval()(source, labels=source).loss.item() == pytest.approx(math.log(1000), abs=0.05)
 
 
+@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
+def test_initialisation_may_be_as_narrow_as_berts(shape):
+    model = tiny_language_model(shape, d_model=128, d_ff=256, position_encoding="learned", initializer_range=0.02)
+    for name, tensor in model.state_dict().items():
+        if tensor.dim() == 2:
+            assert tensor[tensor != 0].std() == pytest.approx(0.02, rel=0.1), name
+        else:
+            assert (tensor == ("norm.weight" in name)).all(), name
+
+
 @pytest.mark.parametrize("tying, groups", [
     ("three-way", [{"source", "target", "output"}]),
     ("target-output", [{"target", "output"}, {"source"}]),
