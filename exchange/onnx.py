@@ -24,7 +24,7 @@ from glassformer.attention import eager_attention_forward
 from .graphs import TOLERANCE, Graph, export_graphs, flatten
 
 
-# The formula itself, with boolean masks: fewer operations than what becomes of `sdpa`, a quarter of a step for one row.
+# The formula itself, with boolean masks: fewer operations than what becomes of `sdpa`.
 FORMULA = "formula"
 AttentionInterface.register(FORMULA, eager_attention_forward)
 AttentionMaskInterface.register(FORMULA, sdpa_mask)
