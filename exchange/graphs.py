@@ -234,7 +234,7 @@ class WriterFromMemory(Writer):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, memory: Any, past: Any) -> dict[str, Tensor]:
         cache = EncoderDecoderCache(cache_of(past), cache_of(memory))
         cache.is_updated = dict.fromkeys(range(len(memory)), True)
-        batch, source = len(input_ids), memory[0][0].shape[2]
+        batch, source = input_ids.shape[0], memory[0][0].shape[2]  # not `len`, which a trace takes for a constant
         outputs = self.model(
             encoder_outputs=(memory[0][0].new_zeros(batch, source, self.model.config.d_model),),  # for its shape alone
             attention_mask=attention_mask[:, None, None],  # as attention uses it: nothing is left to be made in the graph

@@ -50,7 +50,7 @@ class FewRows:
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) <= 2 and self.is_wide:
             return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
-        if len(x) > 2 and (self.is_large or len(x) >= 8):
+        if len(x) > 2 and (self.is_large or len(x) >= 8) and x.dtype == self.weight.dtype:  # autocast may have changed it
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 

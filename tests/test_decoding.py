@@ -219,6 +219,16 @@ def test_joined_products_are_the_products(rows, bias, sizes):
         assert_close(FewRows(linears[0].weight, linears[0].bias)(x), linears[0](x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("outputs", [24, 8192])
+def test_products_go_along_with_autocast(rows, outputs):
+    """Where what a layer has computed in bfloat16 meets weights in float32."""
+    linear, x = torch.nn.Linear(16, outputs), torch.randn(rows, 16)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        expected = linear(x.bfloat16())
+        assert_close(FewRows(linear.weight, linear.bias)(x.bfloat16()), expected, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_eight_bits_are_right_to_a_hundredth(bias):
     linears = [nn.Linear(200, size, bias=bias) for size in (64, 7)]
