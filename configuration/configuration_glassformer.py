@@ -58,7 +58,7 @@ OPTIONAL = (("problem_type", None), ("classifier_activation", None))  # choices 
 POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
     "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
-    "image_size", "patch_size", "num_channels", "initializer_range",
+    "image_size", "patch_size", "num_channels", "initializer_range", "ngram_size", "ngram_buckets",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
 NOT_NEGATIVE = ("num_token_types", "position_offset")
@@ -188,6 +188,10 @@ class GlassformerConfig(PreTrainedConfig):
     # Embeddings and output
     scale_embedding: bool = True  # multiply embeddings by sqrt(d_model)
     num_token_types: int = 0  # an embedding for each `token_type_ids` of an encoder, added to that of the token; BERT has two
+    # Of an encoder: besides its own embedding, each token gets those of the 2 to ngram_size tokens that end with it, which a hash
+    # finds in one table of ngram_buckets rows. Not of a decoder, which generates seeing one token at a time. 1: none
+    ngram_size: int = 1
+    ngram_buckets: int = 2**17  # n-grams that fall into the same one share an embedding
     embedding_norm: bool = False  # normalise the sum of token and position embedding, as BERT and BART do
     tie_word_embeddings: bool = True  # False: source embedding, target embedding and output are three matrices
     embedding_tying: str = "three-way"  # which of the three are one matrix; "target-output" and "source-target" tie two
@@ -335,6 +339,8 @@ class GlassformerConfig(PreTrainedConfig):
             if stack in self.shape:
                 embedding = "embed_tokens" if self.image_size is None else "embed_patches"
                 plan |= {f"{stack}.{embedding}": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
+                if stack == "encoder" and self.ngram_size > 1:
+                    plan["encoder.embed_ngrams"] = "free_full_weight"
                 if self.norm_position != "post":
                     plan[f"{stack}.norm"] = "keep_full_weight"
         return plan
@@ -452,6 +458,7 @@ class GlassformerConfig(PreTrainedConfig):
         self._validate_pruned_heads()
         self._validate_special_ids()
         self._validate_pictures()
+        self._validate_ngrams()
         if self.attention_window == 1:
             raise ValueError("attention_window=1 lets a token see itself alone: choose at least 2, or None for no window.")
         if self.shape == "decoder" and self.pooling == "first":
@@ -536,6 +543,18 @@ class GlassformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"image_size={self.image_size} is not divisible by patch_size={self.patch_size} (remainder {remainder}): change "
                 f"one of them so that patches cover the picture."
+            )
+
+    def _validate_ngrams(self) -> None:
+        if self.ngram_size > 1 and self.shape == "decoder":
+            raise ValueError(
+                f"ngram_size={self.ngram_size} is for an encoder, but the shape is decoder, which generates one token at a time: "
+                f"leave it out, or give the encoder layers."
+            )
+        if self.ngram_size > 1 and self.image_size is not None:
+            raise ValueError(
+                f"ngram_size={self.ngram_size} joins tokens, but image_size={self.image_size} makes an encoder of pictures: "
+                f"leave one of them out."
             )
 
     def _validate_pruned_heads(self) -> None:

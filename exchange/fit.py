@@ -38,6 +38,7 @@ PLAIN: dict[str, Any] = {
     "pruned_heads": None,
     "position_offset": 0,
     "num_token_types": 0,
+    "ngram_size": 1,
     "embedding_norm": False,
     "embedding_tying": "three-way",
     "output_transform": "none",
@@ -107,6 +108,8 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
         idle |= {"patch_size", "num_channels"}
     else:
         idle |= {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "scale_embedding", "max_position_embeddings"}
+    if config.ngram_size == 1:
+        idle |= {"ngram_buckets"}
     if config.position_encoding != "learned":
         idle |= {"position_offset"}
     if config.position_encoding not in ("learned", "rope"):

@@ -15,7 +15,7 @@ _MODULES = {
     "attention": ["MultiHeadAttention", "scaled_dot_product_attention"],
     "configuration_glassformer": ["GlassformerConfig"],
     "decoder": ["Decoder", "DecoderLayer"],
-    "embeddings": ["TokenEmbedding"],
+    "embeddings": ["NgramEmbedding", "TokenEmbedding"],
     "encoder": ["Encoder", "EncoderLayer"],
     "exchange.convert": ["from_hf", "to_hf"],
     "feed_forward": ["FeedForward"],
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .attention import MultiHeadAttention, scaled_dot_product_attention
     from .configuration_glassformer import GlassformerConfig
     from .decoder import Decoder, DecoderLayer
-    from .embeddings import TokenEmbedding
+    from .embeddings import NgramEmbedding, TokenEmbedding
     from .encoder import Encoder, EncoderLayer
     from .exchange.convert import from_hf, to_hf
     from .feed_forward import FeedForward

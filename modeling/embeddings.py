@@ -36,6 +36,45 @@ class TokenEmbedding(nn.Embedding):
         return super().forward(input_ids) * self.scale  # [B, T] -> [B, T, D]
 
 
+class NgramEmbedding(nn.Embedding):
+    """Sum over n = 2 ... N of table[hash(the n ids that end here)] * sqrt(d_model): what tokens mean together.
+
+    Attention has to work out "not good" from two words; with a row of its own it is learnt as fast as a word. N-grams of all
+    lengths are hashed into one table, as in fastText (https://arxiv.org/abs/1607.04606) and over-encoding
+    (https://arxiv.org/abs/2501.16975). It starts at zero, so that the model begins as the one without it; row 0 stays zero, for
+    n-grams that are not whole.
+    """
+
+    FACTOR, PRIME = 1_540_483_477, 2**31 - 1  # below 2^31, so that products stay below 2^63
+
+    def __init__(self, num_buckets: int, d_model: int, size: int, scale: bool = True):
+        super().__init__(1 + num_buckets, d_model, padding_idx=0)
+        self.num_buckets, self.size = num_buckets, size
+        self.scale = math.sqrt(d_model) if scale else 1.0
+        nn.init.zeros_(self.weight)
+
+    def forward(self, input_ids: Tensor, follows: Tensor) -> Tensor:
+        """Ids [B, T], and whether each continues the text of the one before it [B or 1, T] -> [B, T, D]"""
+        rows = torch.stack(self.rows(input_ids, follows))  # [N - 1, B, T]
+        return super().forward(rows).sum(0) * self.scale
+
+    def rows(self, input_ids: Tensor, follows: Tensor) -> list[Tensor]:
+        """Where the pairs, triples, ... that end at each token are found, each [B, T]."""
+        rows, key, whole = [], input_ids.long(), torch.ones_like(follows)
+        for n in range(2, self.size + 1):
+            input_ids = one_before(input_ids)
+            key = (key * self.FACTOR + input_ids + n) % self.PRIME
+            key = key * key % self.PRIME  # sums alone would crowd neighbouring ids into few rows
+            whole, follows = whole & follows, one_before(follows)
+            rows.append(torch.where(whole, 1 + key % self.num_buckets, 0))
+        return rows
+
+
+def one_before(x: Tensor) -> Tensor:
+    """What stands one place before each token; zero or False, before the first: [B, T] -> [B, T]"""
+    return F.pad(x[:, :-1], (1, 0))
+
+
 class DenseActivation(nn.Module):
     """activation(x W + b): [..., D] -> [..., D]"""
 

@@ -17,7 +17,8 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import MultiHeadAttention
 from .checks import check_modality, check_position_ids, check_token_types, check_width
 from .dropout import Dropout
-from .masking import encoder_mask
+from .embeddings import NgramEmbedding
+from .masking import encoder_mask, follows_previous
 from .packing import lengths_to_pack, pack, pack_rotation, unpack
 from .patches import PatchEmbedding
 from .stack import RESIDUALS, Stack, make_attention, make_feed_forward, make_norm, make_self_attention_norm
@@ -62,6 +63,8 @@ class Encoder(Stack):
         sizes = config.image_size, config.patch_size, config.num_channels
         self.embed_patches = PatchEmbedding(config.d_model, *sizes) if config.image_size else None
         self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
+        sizes = config.ngram_buckets, config.d_model, config.ngram_size
+        self.embed_ngrams = NgramEmbedding(*sizes, config.scale_embedding) if config.ngram_size > 1 else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.layer_types = sorted({layer.layer_type for layer in self.layers})  # one, unless layers differ
         self.post_init()
@@ -88,6 +91,8 @@ class Encoder(Stack):
         check_position_ids(position_ids, batch, length)
         slots = torch.arange(length, device=x.device)[None]
         position_ids = slots if position_ids is None else position_ids
+        if self.embed_ngrams is not None:
+            x = x + self.embed_phrases(input_ids, follows_previous(position_ids, attention_mask, batch))
 
         bias, rotary = self.attention_positions(x, position_ids, slots, slots)
         x = self.enter(x, position_ids)
@@ -112,6 +117,15 @@ class Encoder(Stack):
             token_type_ids = torch.zeros(batch, length, dtype=torch.long, device=self.token_types.weight.device)
         check_token_types(token_type_ids, batch, length, self.config.num_token_types)
         return self.token_types(token_type_ids)
+
+    def embed_phrases(self, input_ids: Tensor | None, follows: Tensor) -> Tensor:
+        """[B, S, D], of each token with those before it."""
+        if input_ids is None:
+            raise ValueError(
+                f"ngram_size={self.config.ngram_size} looks up the ids of neighbours, which inputs_embeds do not tell: pass "
+                f"input_ids."
+            )
+        return self.embed_ngrams(input_ids, follows)
 
     def lengths_to_pack(self, attention_mask: Tensor | None, **kwargs) -> list[int] | None:
         """How long each sequence is, where padding is left out: while training, if nothing asks for it."""

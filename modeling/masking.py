@@ -22,6 +22,7 @@ import warnings
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
@@ -138,6 +139,29 @@ def visible_keys(mask: Tensor, batch: int) -> Tensor:
     visible = mask > -1e4 if mask.is_floating_point() else mask.bool()
     visible = visible.flatten(1, -2).any(1)
     return visible.expand(batch, visible.shape[1])
+
+
+def follows_previous(position_ids: Tensor, mask: Tensor | None, batch: int) -> Tensor:
+    """Which tokens continue the text of the token before them: [B or 1, T].
+
+    Not the first one, nor one whose position does not go on, nor one that may not attend to the token before it, under a mask
+    [B, S], [B, T, S] or [B, H, T, S], boolean or additive. Padding follows nothing.
+
+    positions    0 1 2 0 1 2
+    padding      1 1 1 1 1 0
+    follows      0 1 1 0 1 0
+    """
+    follows = position_ids[:, 1:] > position_ids[:, :-1]
+    if mask is not None:
+        length = position_ids.shape[1]
+        mask = mask > -1e4 if mask.is_floating_point() else mask.bool()
+        if mask.dim() == 2:
+            mask = mask[:, 1:] & mask[:, :-1]
+        else:
+            mask = mask.any(1) if mask.dim() == 4 else mask
+            mask = mask.expand(batch, length, length).diagonal(-1, -2, -1)
+        follows = follows & mask
+    return F.pad(follows, (1, 0))
 
 
 # The same masks, made by transformers for the attention kernel in use.

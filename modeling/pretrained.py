@@ -14,7 +14,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_glassformer import AUTO_MAP, GlassformerConfig
-from .embeddings import OutputProjection
+from .embeddings import NgramEmbedding, OutputProjection
 from .masking import padding_mask
 from .norms import RMSNorm, RMSNorm1p
 from .packed_linear import Int8Linear
@@ -72,7 +72,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases and for the pad token.
+        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases, for the pad token and for n-grams.
 
         An `initializer_range` takes the place of the first two.
         """
@@ -84,6 +84,8 @@ class GlassformerPreTrainedModel(PreTrainedModel):
                 init.xavier_uniform_(module.weight) if std is None else init.normal_(module.weight, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, NgramEmbedding):
+            init.zeros_(module.weight)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=std or self.config.d_model**-0.5)
             # A slice does not carry the mark by which `init` spares loaded weights.

@@ -17,6 +17,8 @@ LONG = ("test_distributed.py", "test_interruption.py", "test_training.py", "test
 
 
 def is_possible(shape: str | None = None, variant: object = None, **others: object) -> bool:
+    if variant in ("ngrams", VARIANTS["ngrams"]):
+        return shape in ("encoder", "encoder-decoder")
     return shape == "encoder" or variant not in ("mixed", VARIANTS["mixed"])
 
 

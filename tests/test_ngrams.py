@@ -1,0 +1,217 @@
+"""Embeddings of n-grams: against the hash and the sum in plain Python, and what must not change them."""
+
+import math
+
+import pytest
+import torch
+from models import B, D, S, T, V, tiny_config, tiny_language_model
+from torch.nn import functional as F
+from torch.testing import assert_close
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+import glassformer
+from glassformer import GlassformerForSequenceClassification, GlassformerModel, NgramEmbedding
+from glassformer.masking import follows_previous
+
+
+NGRAMS = {"ngram_size": 3, "ngram_buckets": 50}
+
+
+def row_of(ids: list[int], buckets: int) -> int:
+    """Of an n-gram, read from its last id to its first."""
+    key = ids[-1]
+    for n in range(2, len(ids) + 1):
+        key = ((key * 1_540_483_477 + ids[-n] + n) % (2**31 - 1)) ** 2 % (2**31 - 1)
+    return 1 + key % buckets
+
+
+def grown(model):
+    """As after training, when the table is not zero any more."""
+    torch.nn.init.normal_(model.get_encoder().embed_ngrams.weight[1:], std=D**-0.5)
+    return model.eval()
+
+
+def encoder(**options):
+    return grown(GlassformerModel(tiny_config("encoder", **NGRAMS | options)))
+
+
+def ids(batch: int = B, length: int = S):
+    return torch.randint(5, V, (batch, length))
+
+
+def states(model, *arguments, **inputs):
+    return model(*arguments, **inputs).last_hidden_state
+
+
+# The lookup
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_each_token_gets_the_sum_of_the_ngrams_that_end_with_it(size, scale):
+    embed = NgramEmbedding(50, D, size, scale)
+    torch.nn.init.normal_(embed.weight[1:])
+    tokens, follows = torch.randint(0, 2**31 - 2, (B, S)), torch.rand(B, S) > 0.2  # as large as ids can be
+    follows[:, 0] = False
+    expected = torch.zeros(B, S, D)
+    for row, last in torch.cartesian_prod(torch.arange(B), torch.arange(S)).tolist():
+        for n in range(2, size + 1):
+            first = last - n + 1
+            if first >= 0 and follows[row, first + 1 : last + 1].all():
+                expected[row, last] += embed.weight[row_of(tokens[row, first : last + 1].tolist(), 50)].detach()
+    assert_close(embed(tokens, follows), expected * (math.sqrt(D) if scale else 1))
+    assert_close(embed(tokens.int(), follows), embed(tokens, follows))
+
+
+@pytest.mark.parametrize("buckets", [1000, 4096, 2**17])
+def test_ngrams_spread_over_the_table_as_if_thrown_there(buckets):
+    grams = torch.cartesian_prod(*[torch.arange(25)] * 3)
+    pairs, triples = NgramEmbedding(buckets, 1, 3).rows(grams, torch.tensor([[False, True, True]]))
+    for rows, count in ((pairs[:, -1], 25**2), (triples[:, -1], 25**3)):
+        assert rows.min() >= 1 and rows.max() <= buckets
+        assert len(rows.unique()) == pytest.approx(buckets * (1 - (1 - 1 / buckets) ** count), rel=0.03)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_text_shorter_than_an_ngram_has_none(length):
+    embed = NgramEmbedding(50, D, 4)
+    torch.nn.init.normal_(embed.weight[1:])
+    follows = torch.arange(length)[None] > 0
+    assert (embed(ids(length=length), follows)[:, 0] == 0).all()
+
+
+def test_what_follows_the_token_before_it():
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    assert follows_previous(positions, None, 1).tolist() == [[False, True, True, False, True, True]]
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
+    expected = [[0, 1, 1, 0, 1, 0], [0, 0, 1, 0, 1, 1]]
+    assert follows_previous(positions, mask, 2).int().tolist() == expected
+    for given in (mask[:, None], mask[:, None, None], (1.0 - mask[:, None, None]) * -1e9):  # where padding sees, too
+        assert follows_previous(positions, given, 2)[:, :5].int().tolist() == [row[:5] for row in expected]
+    documents = torch.tensor([[1, 1, 2, 2, 2, 3]])
+    pairs = documents[..., None] == documents[:, None]
+    assert follows_previous(torch.arange(6)[None], pairs, 1).int().tolist() == [[0, 1, 0, 1, 1, 0]]
+
+
+# In a model
+
+
+def test_a_table_of_zeros_makes_no_difference():
+    model = tiny_language_model("encoder", **NGRAMS, initializer_range=0.5)
+    table = model.model.encoder.embed_ngrams.weight
+    assert table.shape == (51, D) and (table == 0).all()
+    plain = tiny_language_model("encoder")
+    missing, unexpected = plain.load_state_dict(model.state_dict(), strict=False)
+    assert not missing and unexpected == ["model.encoder.embed_ngrams.weight"]
+    tokens = ids()
+    assert torch.equal(model(tokens).logits, plain(tokens).logits)
+    torch.nn.init.normal_(table)
+    assert not torch.allclose(model(tokens).logits, plain(tokens).logits, atol=1e-2)
+
+
+def test_an_order_that_nothing_else_tells():
+    model = encoder(position_encoding="none", ngram_size=2)
+    one, other = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 7, 6, 8]])
+    assert not torch.allclose(states(model, one).mean(1), states(model, other).mean(1), atol=1e-3)
+    torch.nn.init.zeros_(model.encoder.embed_ngrams.weight)
+    assert_close(states(model, one).mean(1), states(model, other).mean(1))
+
+
+@pytest.mark.parametrize("filling", [0, 9])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(side, filling):
+    model, tokens, sides = encoder(position_encoding="rope"), ids(), (4, 0) if side == "left" else (0, 4)
+    padded, mask = F.pad(tokens, sides, value=filling), F.pad(torch.ones_like(tokens), sides)
+    found = states(model, padded, attention_mask=mask)
+    assert_close(found[mask.bool()].view(B, S, D), states(model, tokens), atol=1e-5, rtol=1e-4)
+    if filling == 0:  # pad tokens, which tell their own mask
+        assert_close(states(model, padded)[mask.bool()], found[mask.bool()])
+
+
+@pytest.mark.parametrize("told", ["positions", "mask", "both"])
+def test_packed_texts_do_not_touch(told):
+    # Distances decide, so that positions may be left out.
+    model = encoder(position_encoding="rope")
+    first, second = ids(1, S), ids(1, T)
+    documents = torch.tensor([[0] * S + [1] * T])
+    inputs = {"attention_mask": documents[..., None] == documents[:, None]}
+    if told != "mask":
+        inputs["position_ids"] = torch.cat((torch.arange(S), torch.arange(T)))[None]
+    packed = states(model, torch.cat((first, second), 1), **inputs)
+    assert_close(packed[:, :S], states(model, first), atol=1e-5, rtol=1e-4)
+    assert_close(packed[:, S:], states(model, second), atol=1e-5, rtol=1e-4)
+
+
+def test_padding_that_is_left_out_while_training_changes_nothing():
+    model = encoder(dropout=0.0, max_position_embeddings=200)
+    tokens, mask = ids(3, 160), torch.arange(160) < torch.tensor([[160], [90], [70]])
+    expected = states(model, tokens, attention_mask=mask)
+    assert_close(states(model.train(), tokens, attention_mask=mask)[mask], expected[mask], atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_reach_the_rows_that_were_looked_up():
+    model, tokens = tiny_language_model("encoder", **NGRAMS), torch.tensor([[5, 6, 7]])
+    model(tokens, labels=tokens).loss.backward()
+    moved = model.model.encoder.embed_ngrams.weight.grad.abs().sum(1).nonzero().flatten().tolist()
+    assert moved == sorted({row_of(gram, 50) for gram in ([5, 6], [6, 7], [5, 6, 7])})
+
+
+def test_only_the_encoder_of_two_stacks_has_them():
+    model = tiny_language_model("encoder-decoder", **NGRAMS)
+    assert [name for name, _ in model.named_parameters() if "ngrams" in name] == ["model.encoder.embed_ngrams.weight"]
+    source, target = ids(), ids(length=T)
+    before = model(source, decoder_input_ids=target).logits
+    after = grown(model)(source, decoder_input_ids=target).logits
+    assert not torch.allclose(before, after, atol=1e-3)
+    cached, plain = (model.generate(source, max_new_tokens=6, num_beams=2, use_cache=use_cache) for use_cache in (True, False))
+    assert torch.equal(cached, plain)
+
+
+def test_pairs_are_learnt_where_words_alone_say_nothing():
+    """Which of two words comes first, by a model that knows no positions: its layers see two equal bags."""
+    config = tiny_config("encoder", ngram_size=2, ngram_buckets=50, position_encoding="none", dropout=0.0, num_labels=2)
+    model = GlassformerForSequenceClassification(config)
+    tokens, labels = torch.tensor([[5, 6, 7, 8], [5, 7, 6, 8]]), torch.tensor([0, 1])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(30):
+        loss = model(tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.01
+
+
+# Saving and loading
+
+
+def test_saved_and_loaded_again(tmp_path):
+    model = GlassformerForSequenceClassification(tiny_config("encoder", **NGRAMS))
+    grown(model).save_pretrained(tmp_path)
+    tokens = ids()
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert torch.equal(states(AutoModel.from_pretrained(tmp_path), tokens), states(model.model, tokens))
+
+
+def test_a_checkpoint_without_the_table_starts_as_it_was(tmp_path):
+    plain, tokens = tiny_language_model("encoder"), ids()
+    plain.save_pretrained(tmp_path)
+    model = glassformer.GlassformerForMaskedLM.from_pretrained(tmp_path, **NGRAMS)
+    assert (model.model.encoder.embed_ngrams.weight == 0).all()
+    assert torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+# What cannot be
+
+
+def test_embeddings_in_place_of_ids_are_refused():
+    with pytest.raises(ValueError, match="ngram_size=3 looks up the ids of neighbours, which inputs_embeds do not tell"):
+        encoder()(inputs_embeds=torch.randn(B, S, D))
+
+
+def test_no_native_architecture_has_them():
+    bert = {"position_encoding": "learned", "norm_position": "post", "embedding_norm": True, "scale_embedding": False}
+    bert |= {"output_transform": "dense", "output_bias": True, "activation": "gelu"}
+    glassformer.to_hf(tiny_language_model("encoder", **bert), to="bert")
+    with pytest.raises(ValueError, match="does not fit bert: ngram_size=3, needs 1"):
+        glassformer.to_hf(tiny_language_model("encoder", **bert, **NGRAMS), to="bert")
