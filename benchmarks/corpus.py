@@ -208,7 +208,7 @@ def measure(options: Options) -> Iterator[Table]:
     measured = options.interleave(
         Entry(
             name, f"{__name__}:prepare", {**arguments, "contestant": contestant, "grouping": grouping},
-            keep_memory=contestant == OURS,
+            like_training=contestant == OURS,
         )
         for name, (contestant, grouping) in CONTESTANTS.items()
         if options.wants(contestant)

@@ -197,7 +197,7 @@ def measure(options: Options) -> Iterator[Table]:
         }
         measured = options.interleave(
             [
-                Entry(name, f"{__name__}:prepare", {**arguments, "contestant": name}, keep_memory=name in OUR_WAYS)
+                Entry(name, f"{__name__}:prepare", {**arguments, "contestant": name}, like_training=name in OUR_WAYS)
                 for name in CONTESTANTS
                 if options.wants(name)
             ],

@@ -25,9 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-# What glibc is told to keep freed memory instead of handing it back and asking for it again, page by page
-SAME_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456"}
-
 Result = dict[str, Any]
 
 
@@ -35,13 +32,13 @@ Result = dict[str, Any]
 class Entry:
     """A contestant: `prepare` names a function as "module:function", which is called with the arguments in a new process.
 
-    `keep_memory` sets up the process as `glassformer train` does.
+    `like_training` sets up the process as `glassformer train` does: its memory, and its matrix products.
     """
 
     name: str
     prepare: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    keep_memory: bool = False
+    like_training: bool = False
 
 
 @dataclass
@@ -80,7 +77,7 @@ class Worker:
             [sys.executable, "-m", "glassformer.benchmarks.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **environment},
         )  # fmt: skip
-        self.send({"prepare": entry.prepare, "arguments": entry.arguments, "keep_memory": entry.keep_memory})
+        self.send({"prepare": entry.prepare, "arguments": entry.arguments, "like_training": entry.like_training})
 
     def send(self, message: Result) -> None:
         assert self.process.stdin is not None
@@ -123,7 +120,6 @@ def interleave(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     threads: int = 1,
-    environment: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Measurements:
     """Every contestant once a round, in each of the `settings`, after one round that does not count."""
@@ -133,7 +129,7 @@ def interleave(
     workers: dict[str, Worker] = {}
     try:
         for entry in entries:
-            workers[entry.name] = Worker(entry, {**thread_settings(threads), **(environment or {})})
+            workers[entry.name] = Worker(entry, thread_settings(threads))
         for name in list(workers):
             _ask(workers, name, measured, lambda worker: measured.facts.update({worker.entry.name: worker.receive()["ready"]}))
         for number in range(rounds + 1):

@@ -138,7 +138,7 @@ def step_entries(name: str, options: Options) -> list[Entry]:
     case = CASES[name]
     arguments = {"kind": case.kind, "sizes": dataclasses.asdict(case.sizes)}
     return [
-        Entry(contestant, f"{__name__}:prepare_step", {**arguments, "contestant": contestant}, keep_memory=contestant == OURS)
+        Entry(contestant, f"{__name__}:prepare_step", {**arguments, "contestant": contestant}, like_training=contestant == OURS)
         for contestant in CONTESTANTS[case.kind]
         if options.wants(contestant)
     ]
@@ -178,7 +178,7 @@ def two_ways(
     options: Options, prepare: str, sizes: Sizes, title: str, ways: dict[str, dict[str, Any]], note: str | None = None
 ) -> Table:
     entries = [
-        Entry(name, f"{__name__}:{prepare}", {"sizes": dataclasses.asdict(sizes), **way}, keep_memory=True)
+        Entry(name, f"{__name__}:{prepare}", {"sizes": dataclasses.asdict(sizes), **way}, like_training=True)
         for name, way in ways.items()
     ]
     table = bytes_table(title, options.interleave(entries), {"sizes": dataclasses.asdict(sizes)})

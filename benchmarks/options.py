@@ -7,6 +7,7 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """What the user asks of a benchmark, and the checks of it."""
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .interleave import SAME_ALLOCATOR, Entry, Measurements, interleave
+from .interleave import Entry, Measurements, interleave
 
 
 SIZES = ("small", "base")
@@ -30,7 +31,7 @@ class Options:
     only: list[str] = field(default_factory=list)
     output: Path = Path("runs/benchmark")
     quick: bool = False
-    same_allocator: bool = False
+    same_settings: bool = False
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size not in SIZES:
@@ -69,8 +70,9 @@ class Options:
 
     def interleave(self, entries: Iterable[Entry], settings: Mapping[str, Mapping[str, Any]] | None = None) -> Measurements:
         assert self.rounds is not None and self.threads is not None
-        environment = SAME_ALLOCATOR if self.same_allocator else {}
-        return interleave(entries, self.rounds, settings, threads=self.threads, environment=environment)
+        if self.same_settings:
+            entries = [dataclasses.replace(entry, like_training=True) for entry in entries]
+        return interleave(entries, self.rounds, settings, threads=self.threads)
 
 
 def available_cores() -> int:

@@ -84,7 +84,7 @@ def measure(options: Options) -> Iterator[Table]:
     step = 2 if options.quick else 1
     series = {"depth": DEPTHS[::step], "batch": BATCHES[::step], "length": LENGTHS[::step], "window": LENGTHS[::step]}
     settings = {f"{what} {value}": {"what": what, "value": value} for what, values in series.items() for value in values}
-    entry = Entry(OURS, f"{__name__}:prepare", {"seconds": options.seconds / 2}, keep_memory=True)
+    entry = Entry(OURS, f"{__name__}:prepare", {"seconds": options.seconds / 2}, like_training=True)
     measured = options.interleave([entry], settings)
     titles = {
         "depth": "a step against the number of layers",

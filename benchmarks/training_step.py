@@ -96,7 +96,7 @@ def measure(options: Options) -> Iterator[Table]:
 def entries(case: Case, dropout: float, options: Options) -> list[Entry]:
     arguments = {"kind": case.kind, "dropout": dropout, "sizes": dataclasses.asdict(case.sizes), "seconds": options.seconds}
     return [
-        Entry(name, f"{__name__}:prepare", {**arguments, "contestant": name}, keep_memory=name == OURS)
+        Entry(name, f"{__name__}:prepare", {**arguments, "contestant": name}, like_training=name == OURS)
         for name in CONTESTANTS[case.kind]
         if options.wants(name)
     ] + [ENTRY]

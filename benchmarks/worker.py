@@ -9,7 +9,7 @@
 
 A line of JSON in, a line of JSON out:
 
-    {"prepare": "module:function", "arguments": {...}, "keep_memory": false}  ->  {"ready": facts} or {"missing": package}
+    {"prepare": "module:function", "arguments": {...}, "like_training": false}  ->  {"ready": facts} or {"missing": package}
     {"round": settings}                                                       ->  {"result": numbers}
 
 `prepare(**arguments)` returns the facts and a function that runs a round, `run(**settings) -> numbers`.
@@ -37,17 +37,12 @@ OPTIONAL = {
 
 
 def prepare(task: dict[str, Any]) -> Prepared:
-    if task.get("keep_memory"):
-        keep_memory()
+    if task.get("like_training"):
+        from glassformer.training.devices import set_up_cpu
+
+        set_up_cpu()
     module, function = task["prepare"].split(":")
     return getattr(importlib.import_module(module), function)(**task["arguments"])
-
-
-def keep_memory() -> None:
-    """What `glassformer train` tells the allocator, if it tells it anything."""
-    from glassformer.training import devices
-
-    getattr(devices, "keep_memory", lambda: None)()
 
 
 def serve(questions: TextIO, answers: TextIO) -> None:

@@ -383,15 +383,15 @@ def benchmark(
     only: Annotated[list[str] | None, typer.Option(help="A contestant; may be given several times.")] = None,
     output: Annotated[Path, typer.Option(help="The folder for tables, charts and JSON.")] = Path("runs/benchmark"),
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds of the small size, in about two minutes.")] = False,
-    same_allocator: Annotated[
-        bool, typer.Option("--same-allocator", help="Other models keep freed memory as ours does.")
+    same_settings: Annotated[
+        bool, typer.Option("--same-settings", help="Other models have the memory and the matrix products that ours has.")
     ] = False,
 ) -> None:
     """Measure our models and those of other libraries in turns: speed, memory, growth and start."""
     from glassformer.benchmarks.options import Options
     from glassformer.benchmarks.suite import run
 
-    run(what, Options(rounds, threads, size, only or [], output, quick, same_allocator))
+    run(what, Options(rounds, threads, size, only or [], output, quick, same_settings))
 
 
 # Errors that a person can do something about are told in a sentence, others with their traceback.

@@ -10,7 +10,7 @@ from test_cli import call
 
 from glassformer.benchmarks import corpus, generation, memory, report, scaling, start, suite, training_step
 from glassformer.benchmarks.contestants import CASES, CONTESTANTS, OURS, Sizes, build, make_batch, uneven_lengths
-from glassformer.benchmarks.interleave import SAME_ALLOCATOR, Entry, Measurements, Spread, interleave, ratios, spread
+from glassformer.benchmarks.interleave import Entry, Measurements, Spread, interleave, ratios, spread
 from glassformer.benchmarks.limit import LIMIT
 from glassformer.benchmarks.options import Options
 from glassformer.benchmarks.worker import prepare
@@ -328,11 +328,12 @@ def test_bad_options_are_told_in_a_sentence(arguments, sentence, capsys):
     assert capsys.readouterr().err == f"glassformer: {sentence}\n"
 
 
-def test_the_same_allocator_is_a_matter_of_the_environment(monkeypatch):
-    seen = {}
-    monkeypatch.setattr("glassformer.benchmarks.options.interleave", lambda *args, **kwargs: seen.update(kwargs))
-    Options(same_allocator=True, threads=2).interleave([])
-    assert seen == {"threads": 2, "environment": SAME_ALLOCATOR}
+@pytest.mark.parametrize("same", [False, True])
+def test_the_same_settings_are_for_everybody(same, monkeypatch):
+    seen = []
+    monkeypatch.setattr("glassformer.benchmarks.options.interleave", lambda entries, *args, **kwargs: seen.extend(entries))
+    Options(same_settings=same, threads=2).interleave([Entry(OURS, "m:f", like_training=True), Entry("Marian", "m:f")])
+    assert [entry.like_training for entry in seen] == [True, same]
 
 
 def test_a_run_prints_tables_and_writes_json_markdown_and_charts(tmp_path, monkeypatch, capsys):

@@ -363,6 +363,14 @@ def test_time_spent_waiting_for_data_is_told(tmp_path, monkeypatch):
     assert manifest["waiting"] * manifest["seconds"] >= 0.2 * manifest["updates"]
 
 
+@pytest.mark.parametrize(("native", "meant"), [(True, "bf16"), (False, "float32")])
+def test_automatic_precision_is_bf16_where_the_processor_has_it(native, meant, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    automatic = train(tiny_recipe(tmp_path / "auto", {"training.precision": "auto"}))
+    definite = train(tiny_recipe(tmp_path / "definite", {"training.precision": meant}))
+    assert read_log(automatic) == read_log(definite)
+
+
 def test_memory_that_is_freed_is_kept_for_the_next_step(tmp_path):
     code = """
 import resource, sys, torch

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from .logs import tracker_names
+from .products import use_onednn_products
 from .recipe import Recipe, RecipeError
 
 
@@ -29,7 +30,7 @@ logger = logging.getLogger("glassformer")
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
-PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16", None: None}
+BY_ACCELERATE = {"float32": "no", "bf16": "bf16", "fp16": "fp16", None: None}  # its names of precisions
 
 
 def make_accelerator(recipe: Recipe) -> Accelerator:
@@ -38,7 +39,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     places = ProjectConfiguration(project_dir=str(recipe.folder), logging_dir=str(recipe.folder / "tensorboard"))
     try:
         accelerator = Accelerator(
-            mixed_precision=PRECISIONS[recipe.training.precision],
+            mixed_precision=BY_ACCELERATE[choose_precision(recipe.training.precision)],
             log_with=tracker_names(recipe.logging) or None,
             project_config=places,
             cpu=not has_accelerator() or None,
@@ -48,12 +49,32 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu" and accelerator.num_processes > 1:
         shard_on_cpu(accelerator)
     if accelerator.device.type == "cpu":
-        keep_memory()
+        set_up_cpu()
     if not accelerator.is_main_process:
         logger.setLevel(logging.ERROR)  # one voice is enough
     if accelerator.distributed_type == DistributedType.DEEPSPEED and recipe.batching.accumulation > 1:
         raise RecipeError("DeepSpeed accumulates by itself: set batching.accumulation=1 and raise batching.tokens.")
     return accelerator
+
+
+def choose_precision(precision: str | None) -> str | None:
+    """`auto` made definite, for the device that a run is going to use."""
+    if precision != "auto":
+        return precision
+    return "bf16" if has_fast_bfloat16(torch.accelerator.current_accelerator() or torch.device("cpu")) else "float32"
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether it computes in bfloat16 by itself: to emulate it takes many times as long as float32."""
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported()
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def set_up_cpu() -> None:
+    """What this process can do for every model that it trains on a CPU."""
+    keep_memory()
+    use_onednn_products()
 
 
 def keep_memory() -> None:

@@ -29,6 +29,7 @@ from transformers.optimization import (
 from glassformer.norms import RMSNorm
 
 from . import recipe
+from .devices import has_fast_bfloat16
 
 
 DEFAULT_LR = 1e-3
@@ -72,10 +73,6 @@ def _from_package(name: str) -> Any:
             f'optimizer.name={name} comes from the package pytorch-optimizer: pip install "glassformer[optimizers]".'
         ) from None
     return {"lamb": package.Lamb, "sophia": package.SophiaH}[name]
-
-
-def has_fast_bfloat16(device: torch.device) -> bool:
-    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
 
 
 class Float32Muon(torch.optim.Muon):

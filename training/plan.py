@@ -15,6 +15,7 @@ import torch
 import glassformer
 
 from .batching import Loader, Position
+from .devices import choose_precision
 from .estimate import (
     empty_model,
     estimate_memory,
@@ -84,9 +85,10 @@ def describe_needs(task: Task, batches: list[dict[str, torch.Tensor]], total: in
     recipe, head = task.recipe, our_head(task)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     shapes = [batch_shape(task, tensors) for tensors in batches]
+    precision = choose_precision(recipe.training.precision) or "float32"
     memory = max(
         (estimate_memory(
-            task.config, head, *shape, optimizer=recipe.optimizer.name, precision=recipe.training.precision or "float32",
+            task.config, head, *shape, optimizer=recipe.optimizer.name, precision=precision,
             gradient_checkpointing=recipe.training.gradient_checkpointing, device=device,
         ) for shape in shapes),
         key=lambda needs: needs["total"],

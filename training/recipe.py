@@ -120,7 +120,8 @@ class Training:
     steps: int | None = None  # updates; whichever limit comes first ends the run
     epochs: float | None = None
     minutes: float | None = None
-    precision: Literal["float32", "bf16", "fp16"] | None = None  # what `accelerate` is configured for if not given
+    precision: Literal["float32", "bf16", "fp16", "auto"] | None = None
+    # auto: bf16 where the device computes in it by itself, float32 elsewhere; what `accelerate` is configured for if not given
     gradient_checkpointing: bool = False
     compile: bool = False
     ema: float | None = None  # decay of an average of the weights, which is then what is evaluated and kept

@@ -1,0 +1,119 @@
+"""Matrix products by another library: the same numbers and gradients, in its place only, and gone when it goes."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from glassformer.training import products
+
+
+ROWS, IN, OUT = 300, 96, 200  # large enough for oneDNN
+
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch was built without oneDNN")
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The shapes of the products that oneDNN makes while the test runs."""
+    shapes, original = [], products.onednn_product
+
+    def counted(a, b, bias=None):
+        shapes.append((*a.shape, b.shape[1]))
+        return original(a, b, bias)
+
+    monkeypatch.setattr(products, "onednn_product", counted)
+    library = products.override_products()
+    yield shapes
+    library._destroy()
+
+
+def outputs_and_gradients(linear, x):
+    x = x.detach().requires_grad_()
+    y = linear(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad, *(parameter.grad for parameter in linear.parameters())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(ROWS, IN), (3, 100, IN)], ids=["rows", "batch"])
+def test_products_and_gradients_are_those_of_float64(bias, shape, used):
+    torch.manual_seed(0)
+    linear, x = nn.Linear(IN, OUT, bias=bias), torch.randn(shape)
+    precise = nn.Linear(IN, OUT, bias=bias).double()
+    precise.load_state_dict(linear.state_dict())
+    for ours, expected in zip(outputs_and_gradients(linear, x), outputs_and_gradients(precise, x.double()), strict=True):
+        assert ours.dtype == torch.float32 and ours.is_contiguous()
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-3)
+    assert used == [(ROWS, IN, OUT), (ROWS, OUT, IN)]  # forward, and the gradient of the input
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (torch.randn(8, IN), torch.randn(IN, OUT)),
+        lambda: (torch.randn(ROWS, 9), torch.randn(9, OUT)),
+        lambda: (torch.randn(IN, ROWS).T, torch.randn(IN, OUT)),
+        lambda: (torch.randn(ROWS, IN).double(), torch.randn(IN, OUT).double()),
+    ],
+    ids=["few rows", "small", "transposed", "float64"],
+)
+def test_other_products_stay_where_they_were(make, used):
+    a, b = make()
+    torch.testing.assert_close(a @ b, (a.double() @ b.double()).to(a.dtype), rtol=1e-4, atol=1e-4)
+    assert not used
+
+
+def test_sums_other_than_a_bias_are_left_alone(used):
+    a, b, c = torch.randn(ROWS, IN), torch.randn(IN, OUT), torch.randn(ROWS, OUT)
+    torch.testing.assert_close(torch.addmm(c, a, b, beta=2, alpha=3), 2 * c + 3 * (a @ b), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.addmm(c[0, 0], a, b), a @ b + c[0, 0], rtol=1e-4, atol=1e-4)
+    assert used == [(ROWS, IN, OUT)] * 2  # the two products of the right-hand sides
+
+
+def test_shapes_that_do_not_fit_are_refused_as_before(used):
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        torch.randn(ROWS, IN) @ torch.randn(IN + 1, OUT)
+
+
+def test_second_derivatives_and_counting_go_on_working(used):
+    x, weight = torch.randn(ROWS, IN, requires_grad=True), torch.randn(OUT, IN, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        y = nn.functional.linear(x, weight)
+    assert counter.get_total_flops() == 2 * ROWS * IN * OUT
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    gradient.sum().backward()
+    expected = 2 * (torch.ones(IN) @ weight.detach().T).expand(ROWS, OUT) @ weight.detach()
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_autocast_decides_first(used):
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nn.Linear(IN, OUT)(torch.randn(ROWS, IN)).dtype == torch.bfloat16
+    assert not used
+
+
+def test_the_products_of_torch_come_back(used):
+    library = products.override_products()
+    library._destroy()
+    a, b = torch.randn(ROWS, IN), torch.randn(IN, OUT)
+    torch.testing.assert_close(a @ b, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
+    assert len(used) == 1  # of the fixture's library, which was there before
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "slow"),
+    [("AuthenticAMD", "AVX512", True), ("GenuineIntel", "AVX512", False), ("AuthenticAMD", "AVX2", False), ("", "AVX512", False)],
+)
+def test_only_processors_on_which_mkl_is_slow_are_concerned(vendor, capability, slow, monkeypatch):
+    monkeypatch.setattr(products, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert products.mkl_is_slow() is slow
+
+
+def test_the_vendor_is_what_the_system_tells(monkeypatch):
+    assert products.cpu_vendor() in ("AuthenticAMD", "GenuineIntel", "")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    assert products.cpu_vendor() == ""
