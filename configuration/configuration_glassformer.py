@@ -188,10 +188,9 @@ class GlassformerConfig(PreTrainedConfig):
     # Embeddings and output
     scale_embedding: bool = True  # multiply embeddings by sqrt(d_model)
     num_token_types: int = 0  # an embedding for each `token_type_ids` of an encoder, added to that of the token; BERT has two
-    # Of an encoder: besides its own embedding, each token gets those of the 2 to ngram_size tokens that end with it, which a hash
-    # finds in one table of ngram_buckets rows. Not of a decoder, which generates seeing one token at a time. 1: none
-    ngram_size: int = 1
-    ngram_buckets: int = 2**17  # n-grams that fall into the same one share an embedding
+    ngram_size: int = 1  # beside each token, embed the pair, triple, ... of up to this many ids that ends with it; 1: do not;
+    # for an encoder, since a decoder that generates sees one token at a time
+    ngram_buckets: int = 2**17  # rows that n-grams are hashed into; those that meet in one share it
     embedding_norm: bool = False  # normalise the sum of token and position embedding, as BERT and BART do
     tie_word_embeddings: bool = True  # False: source embedding, target embedding and output are three matrices
     embedding_tying: str = "three-way"  # which of the three are one matrix; "target-output" and "source-target" tie two

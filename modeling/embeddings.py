@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from .checks import check_token_ids
 from .feed_forward import activation_function
+from .masking import one_before
 from .norms import make_norm
 
 
@@ -53,8 +54,10 @@ class NgramEmbedding(nn.Embedding):
         self.scale = math.sqrt(d_model) if scale else 1.0
         nn.init.zeros_(self.weight)
 
-    def forward(self, input_ids: Tensor, follows: Tensor) -> Tensor:
-        """Ids [B, T], and whether each continues the text of the one before it [B or 1, T] -> [B, T, D]"""
+    def forward(self, input_ids: Tensor, follows: Tensor | None = None) -> Tensor:
+        """Ids [B, T], and whether each continues the text of the one before it [B or 1, T], by default all -> [B, T, D]"""
+        if follows is None:
+            follows = torch.arange(input_ids.shape[1], device=input_ids.device)[None] > 0
         rows = torch.stack(self.rows(input_ids, follows))  # [N - 1, B, T]
         return super().forward(rows).sum(0) * self.scale
 
@@ -68,11 +71,6 @@ class NgramEmbedding(nn.Embedding):
             whole, follows = whole & follows, one_before(follows)
             rows.append(torch.where(whole, 1 + key % self.num_buckets, 0))
         return rows
-
-
-def one_before(x: Tensor) -> Tensor:
-    """What stands one place before each token; zero or False, before the first: [B, T] -> [B, T]"""
-    return F.pad(x[:, :-1], (1, 0))
 
 
 class DenseActivation(nn.Module):

@@ -151,17 +151,20 @@ def follows_previous(position_ids: Tensor, mask: Tensor | None, batch: int) -> T
     padding      1 1 1 1 1 0
     follows      0 1 1 0 1 0
     """
-    follows = position_ids[:, 1:] > position_ids[:, :-1]
-    if mask is not None:
-        length = position_ids.shape[1]
-        mask = mask > -1e4 if mask.is_floating_point() else mask.bool()
-        if mask.dim() == 2:
-            mask = mask[:, 1:] & mask[:, :-1]
-        else:
-            mask = mask.any(1) if mask.dim() == 4 else mask
-            mask = mask.expand(batch, length, length).diagonal(-1, -2, -1)
-        follows = follows & mask
-    return F.pad(follows, (1, 0))
+    follows = position_ids > one_before(position_ids, first=2**31 - 1)
+    if mask is None:
+        return follows
+    mask = mask > -1e4 if mask.is_floating_point() else mask.bool()
+    if mask.dim() == 2:
+        return follows & mask & one_before(mask)
+    mask = mask.any(1) if mask.dim() == 4 else mask
+    length = position_ids.shape[1]
+    return follows & one_before(mask.expand(batch, length, length)).diagonal(0, -2, -1)
+
+
+def one_before(x: Tensor, first: int = 0) -> Tensor:
+    """What stands one place before each token, and `first` before the first: [..., T] -> [..., T]"""
+    return F.pad(x, (1, 0), value=first)[..., :-1]
 
 
 # The same masks, made by transformers for the attention kernel in use.

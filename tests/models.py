@@ -1,7 +1,9 @@
 """Small models for the tests: sizes that differ from each other, so that a swapped axis cannot pass unnoticed."""
 
+import torch
+
 import glassformer
-from glassformer import GlassformerConfig
+from glassformer import GlassformerConfig, NgramEmbedding
 
 
 # B batch, T target length, S source length, D model width, H heads, K width of one head, V vocabulary
@@ -58,4 +60,12 @@ def tiny_config(shape: str = "encoder-decoder", **overrides) -> GlassformerConfi
 
 def tiny_language_model(shape: str = "encoder-decoder", **overrides):
     """The model of this shape that predicts tokens, in evaluation mode."""
-    return getattr(glassformer, LANGUAGE_MODELS[shape])(tiny_config(shape, **overrides)).eval()
+    return with_ngrams(getattr(glassformer, LANGUAGE_MODELS[shape])(tiny_config(shape, **overrides))).eval()
+
+
+def with_ngrams(model):
+    """A table of n-grams as after training: it starts at zero, where it cannot be wrong."""
+    for module in model.modules():
+        if isinstance(module, NgramEmbedding):
+            torch.nn.init.normal_(module.weight[1:], std=D**-0.5)
+    return model

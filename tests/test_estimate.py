@@ -36,6 +36,7 @@ VARIANTS = {
     "alibi": {"position_encoding": "alibi"},
     "relative": {"position_encoding": "relative", "norm": "rmsnorm", "qk_norm": True},
     "learned": {"position_encoding": "learned", "embedding_norm": True, "activation": "gelu_new"},
+    "ngrams": {"ngram_size": 4, "ngram_buckets": 500},
 }
 
 
@@ -176,6 +177,7 @@ WAYS = {
         *((shape, "default", way) for shape in ("encoder", "decoder") for way in ("default", "checkpointed")),
         *(("decoder", "modern", way) for way in ("default", "checkpointed-logits", "bf16")),
         *(("encoder", "eager", way) for way in ("default", "bf16")),
+        ("encoder", "ngrams", "default"),
     ],
 )
 def test_the_total_is_the_peak_of_a_real_update(shape, variant, way):

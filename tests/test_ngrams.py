@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from models import B, D, S, T, V, tiny_config, tiny_language_model
+from models import B, D, S, T, V, tiny_config, tiny_language_model, with_ngrams
 from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import glassformer
-from glassformer import GlassformerForSequenceClassification, GlassformerModel, NgramEmbedding
+from glassformer import GlassformerForMaskedLM, GlassformerForSequenceClassification, GlassformerModel, NgramEmbedding
 from glassformer.masking import follows_previous
 
 
@@ -25,14 +25,8 @@ def row_of(ids: list[int], buckets: int) -> int:
     return 1 + key % buckets
 
 
-def grown(model):
-    """As after training, when the table is not zero any more."""
-    torch.nn.init.normal_(model.get_encoder().embed_ngrams.weight[1:], std=D**-0.5)
-    return model.eval()
-
-
 def encoder(**options):
-    return grown(GlassformerModel(tiny_config("encoder", **NGRAMS | options)))
+    return with_ngrams(GlassformerModel(tiny_config("encoder", **NGRAMS | options))).eval()
 
 
 def ids(batch: int = B, length: int = S):
@@ -76,8 +70,8 @@ def test_ngrams_spread_over_the_table_as_if_thrown_there(buckets):
 def test_a_text_shorter_than_an_ngram_has_none(length):
     embed = NgramEmbedding(50, D, 4)
     torch.nn.init.normal_(embed.weight[1:])
-    follows = torch.arange(length)[None] > 0
-    assert (embed(ids(length=length), follows)[:, 0] == 0).all()
+    found = embed(ids(length=length))
+    assert (found[:, 0] == 0).all() and (found[:, 1:] != 0).all()
 
 
 def test_what_follows_the_token_before_it():
@@ -97,7 +91,7 @@ def test_what_follows_the_token_before_it():
 
 
 def test_a_table_of_zeros_makes_no_difference():
-    model = tiny_language_model("encoder", **NGRAMS, initializer_range=0.5)
+    model = GlassformerForMaskedLM(tiny_config("encoder", **NGRAMS, initializer_range=0.5)).eval()
     table = model.model.encoder.embed_ngrams.weight
     assert table.shape == (51, D) and (table == 0).all()
     plain = tiny_language_model("encoder")
@@ -161,10 +155,10 @@ def test_only_the_encoder_of_two_stacks_has_them():
     assert [name for name, _ in model.named_parameters() if "ngrams" in name] == ["model.encoder.embed_ngrams.weight"]
     source, target = ids(), ids(length=T)
     before = model(source, decoder_input_ids=target).logits
-    after = grown(model)(source, decoder_input_ids=target).logits
-    assert not torch.allclose(before, after, atol=1e-3)
     cached, plain = (model.generate(source, max_new_tokens=6, num_beams=2, use_cache=use_cache) for use_cache in (True, False))
     assert torch.equal(cached, plain)
+    torch.nn.init.zeros_(model.model.encoder.embed_ngrams.weight)
+    assert not torch.allclose(before, model(source, decoder_input_ids=target).logits, atol=1e-3)
 
 
 def test_pairs_are_learnt_where_words_alone_say_nothing():
@@ -185,8 +179,8 @@ def test_pairs_are_learnt_where_words_alone_say_nothing():
 
 
 def test_saved_and_loaded_again(tmp_path):
-    model = GlassformerForSequenceClassification(tiny_config("encoder", **NGRAMS))
-    grown(model).save_pretrained(tmp_path)
+    model = with_ngrams(GlassformerForSequenceClassification(tiny_config("encoder", **NGRAMS))).eval()
+    model.save_pretrained(tmp_path)
     tokens = ids()
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
@@ -196,7 +190,7 @@ def test_saved_and_loaded_again(tmp_path):
 def test_a_checkpoint_without_the_table_starts_as_it_was(tmp_path):
     plain, tokens = tiny_language_model("encoder"), ids()
     plain.save_pretrained(tmp_path)
-    model = glassformer.GlassformerForMaskedLM.from_pretrained(tmp_path, **NGRAMS)
+    model = GlassformerForMaskedLM.from_pretrained(tmp_path, **NGRAMS)
     assert (model.model.encoder.embed_ngrams.weight == 0).all()
     assert torch.equal(model(tokens).logits, plain(tokens).logits)
 

@@ -133,7 +133,7 @@ class Activations:
                 total += layers * self.batch * length * config.d_model * FLOAT + self.masks(length, memory)
             else:
                 total += layers * self.layer(length, memory)
-            total += self.entry(length) + (self.norm(length) if config.norm_position != "post" else 0)
+            total += self.entry(length, memory) + (self.norm(length) if config.norm_position != "post" else 0)
         # The encoder's output, which every layer of the decoder reads.
         return total + (0 if target is None else self.batch * source * config.d_model * FLOAT)
 
@@ -175,11 +175,12 @@ class Activations:
         bias = FLOAT * self.config.num_heads * length**2 if self.has_bias else 0
         return item * self.batch * length * (length + (memory or 0)) + bias
 
-    def entry(self, length: int) -> int:
-        """Ids, and what is done to their embeddings."""
+    def entry(self, length: int, memory: int | None) -> int:
+        """Ids, those of n-grams if it is an encoder, and what is done to their embeddings."""
         config, positions = self.config, self.batch * length
         norm = self.norm(length) if config.embedding_norm else 0
-        return positions * 8 + norm + self.dropout(positions * config.d_model, config.dropout)
+        ids = 8 * (config.ngram_size if memory is None else 1)
+        return positions * ids + norm + self.dropout(positions * config.d_model, config.dropout)
 
     def layer(self, length: int, memory: int | None = None) -> int:
         sublayers = [self.attention(length), self.feed_forward(length)]
