@@ -154,7 +154,7 @@ def follows_previous(position_ids: Tensor, mask: Tensor | None, batch: int) -> T
     follows = position_ids > one_before(position_ids, first=2**31 - 1)
     if mask is None:
         return follows
-    mask = mask > -1e4 if mask.is_floating_point() else mask.bool()
+    mask = mask > -1e4 if mask.dim() == 4 and mask.is_floating_point() else mask.bool()  # as `check_attention_mask` has it
     if mask.dim() == 2:
         return follows & mask & one_before(mask)
     mask = mask.any(1) if mask.dim() == 4 else mask

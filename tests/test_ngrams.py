@@ -79,7 +79,8 @@ def test_what_follows_the_token_before_it():
     assert follows_previous(positions, None, 1).tolist() == [[False, True, True, False, True, True]]
     mask = torch.tensor([[1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
     expected = [[0, 1, 1, 0, 1, 0], [0, 0, 1, 0, 1, 1]]
-    assert follows_previous(positions, mask, 2).int().tolist() == expected
+    for dtype in (torch.bool, torch.long, torch.float):
+        assert follows_previous(positions, mask.to(dtype), 2).int().tolist() == expected
     for given in (mask[:, None], mask[:, None, None], (1.0 - mask[:, None, None]) * -1e9):  # where padding sees, too
         assert follows_previous(positions, given, 2)[:, :5].int().tolist() == [row[:5] for row in expected]
     documents = torch.tensor([[1, 1, 2, 2, 2, 3]])
