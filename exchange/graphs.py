@@ -105,11 +105,11 @@ def graphs_of(model: PreTrainedModel) -> dict[str, "Graph"]:
 
 @torch.no_grad()
 def compare(path: Path, graph: "Graph") -> float:
-    """The largest difference between torch and what was written, over inputs of several sizes."""
+    """The largest difference between the model and what was written, over inputs of several sizes."""
     run, differences = load_graph(path), []
     for sizes in SIZES:
         sample = graph.sample(*sizes)
-        expected, found = graph(**sample), run({name: value.numpy() for name, value in flatten(sample).items()})
+        expected, found = graph.expected(**sample), run({name: value.numpy() for name, value in flatten(sample).items()})
         differences += [float((ours - torch.from_numpy(found[name])).abs().max()) for name, ours in expected.items()]
     return max(differences)
 
@@ -146,6 +146,10 @@ class Graph(nn.Module):
         mask = torch.ones(batch, length, dtype=torch.bool)
         mask[1:, -1] = False
         return {"input_ids": ids, "attention_mask": mask}
+
+    def expected(self, **sample: Any) -> dict[str, Tensor]:
+        """What the model itself makes of a sample: the same, unless a graph goes a way of its own."""
+        return self(**sample)
 
 
 class Reader(Graph):
@@ -215,6 +219,12 @@ class Writer(Graph):
     ) -> dict[str, Tensor]:
         return self.step(input_ids, position_ids, past_position_ids, attention_mask, cache_of(past))
 
+    def expected(self, *, past: Any, attention_mask: Tensor, **sample: Any) -> dict[str, Tensor]:
+        cache, visible = cache_of(past), attention_mask[:, -1]  # by the last token, which comes after all others
+        ids, positions = sample["input_ids"], sample["position_ids"]
+        outputs = self.model(ids, visible, position_ids=positions, past_key_values=cache, use_cache=True)
+        return {"logits": outputs.logits, **keys_of(cache)}
+
     def step(
         self, input_ids: Tensor, position_ids: Tensor, past_position_ids: Tensor, mask: Tensor, cache: Any, **memory: Tensor
     ) -> dict[str, Tensor]:
@@ -270,12 +280,27 @@ class WriterFromMemory(Writer):
         memory: Any,
         past: Any,
     ) -> dict[str, Tensor]:
-        cache = EncoderDecoderCache(cache_of(past), cache_of(memory))
-        cache.is_updated = dict.fromkeys(range(len(memory)), True)
+        source = {"memory": self.unread(memory), "memory_mask": memory_mask[:, None, None]}
+        return self.step(input_ids, position_ids, past_position_ids, attention_mask, source_cache(past, memory), **source)
+
+    def expected(  # type: ignore[override]
+        self, *, past: Any, memory: Any, attention_mask: Tensor, memory_mask: Tensor, **sample: Any
+    ) -> dict[str, Tensor]:
+        cache = source_cache(past, memory)
+        outputs = self.model(
+            encoder_outputs=(self.unread(memory),),
+            attention_mask=memory_mask,
+            decoder_input_ids=sample["input_ids"],
+            decoder_attention_mask=attention_mask[:, -1],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return {"logits": outputs.logits, **keys_of(cache.self_attention_cache)}
+
+    def unread(self, memory: Any) -> Tensor:
+        """In the place of the encoder's output, whose keys and values are in the cache: for its shape alone."""
         keys = memory[0][0]
-        unread = keys.new_zeros(keys.shape[0], keys.shape[2], self.model.config.d_model)  # its keys and values are in the cache
-        source = {"memory": unread, "memory_mask": memory_mask[:, None, None]}
-        return self.step(input_ids, position_ids, past_position_ids, attention_mask, cache, **source)
+        return keys.new_zeros(keys.shape[0], keys.shape[2], self.model.config.d_model)
 
 
 class JoinedAttention(nn.Module):
@@ -292,7 +317,7 @@ class JoinedAttention(nn.Module):
         del attention.q_proj, attention.k_proj, attention.v_proj  # or they would be written too
 
     def forward(
-        self, x: Tensor, mask: Tensor, position_bias: Tensor | None, rotary: Any, past_key_values: Any
+        self, x: Tensor, mask: Tensor | None, position_bias: Tensor | None, rotary: Any, past_key_values: Any, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
         attention, cache = self.attention, getattr(past_key_values, "self_attention_cache", past_key_values)
         heads = attention.split_heads(self.product(x))  # [B, H + 2G, T, K]
@@ -301,8 +326,15 @@ class JoinedAttention(nn.Module):
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         k, v = cache.update(k, v, attention.layer_idx)
-        output, weights = attention.attend(q, k, v, mask, position_bias)
+        output, weights = attention.attend(q, k, v, mask, position_bias, **kwargs)
         return attention.out_proj(output.flatten(2)), weights
+
+
+def source_cache(past: Any, memory: Any) -> EncoderDecoderCache:
+    """The past, and the source as if it had been read already."""
+    cache = EncoderDecoderCache(cache_of(past), cache_of(memory))
+    cache.is_updated = dict.fromkeys(range(len(memory)), True)
+    return cache
 
 
 def random_keys(attention: Any, batch: int, length: int) -> tuple[Tensor, Tensor]:
