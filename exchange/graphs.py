@@ -9,12 +9,15 @@
 
     reads only          model      input_ids, attention_mask -> logits
     reads pictures      model      pixel_values -> logits
-    decoder             model      input_ids, attention_mask, position_ids, past -> logits, present
+    decoder             model      new tokens, past -> logits, present
     encoder-decoder     encoder    input_ids, attention_mask -> memory
-                        decoder    input_ids, attention_mask, memory, past -> logits, present
+                        decoder    new tokens, memory_mask, memory, past -> logits, present
 
 `past` and `present` are keys and values of the tokens so far, a pair for each layer, with no tokens at the beginning; `memory`
-are those of the source, projected once. `onnx.py` and `torch_export.py` write such graphs, `runtime.py` runs what they wrote.
+are those of the source, projected once. New tokens are input_ids, position_ids and past_position_ids, and an attention_mask that
+tells which of all tokens each new one sees. So they are what a caller makes of them: a text in which each sees those before
+it, or the beams of a search, each of which sees what it continues. Beams then share a source, a prompt and a past.
+`onnx.py` and `torch_export.py` write such graphs, `runtime.py` runs what they wrote.
 """
 
 import json
@@ -29,13 +32,15 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import glassformer
+from glassformer.masking import causal_mask
+from glassformer.positions import rotate
 
 from .convert import load_our_config, load_weights
 from .folders import TARGET_TOKENIZER, new_folder
 from .runtime import INPUTS, load_graph
 
 
-# B batch, T new tokens, P past tokens, S source length, L decoder layers, G key/value heads, K width of a head
+# B batch, T new tokens, S source length, H heads, G key/value heads, K width of a head
 
 TOLERANCE = 1e-4
 SIZES = ((3, 5, 2), (1, 1, 6), (2, 4, 0), (1, 1, 0), (1, 2, 1))  # batch, length and past: beside those of tracing, the smallest
@@ -100,11 +105,11 @@ def graphs_of(model: PreTrainedModel) -> dict[str, "Graph"]:
 
 @torch.no_grad()
 def compare(path: Path, graph: "Graph") -> float:
-    """The largest difference between torch and what was written, over inputs of several sizes."""
+    """The largest difference between the model and what was written, over inputs of several sizes."""
     run, differences = load_graph(path), []
     for sizes in SIZES:
         sample = graph.sample(*sizes)
-        expected, found = graph(**sample), run({name: value.numpy() for name, value in flatten(sample).items()})
+        expected, found = graph.expected(**sample), run({name: value.numpy() for name, value in flatten(sample).items()})
         differences += [float((ours - torch.from_numpy(found[name])).abs().max()) for name, ours in expected.items()]
     return max(differences)
 
@@ -142,6 +147,10 @@ class Graph(nn.Module):
         mask[1:, -1] = False
         return {"input_ids": ids, "attention_mask": mask}
 
+    def expected(self, **sample: Any) -> dict[str, Tensor]:
+        """What the model itself makes of a sample: the same, unless a graph goes a way of its own."""
+        return self(**sample)
+
 
 class Reader(Graph):
     """A model that answers about the text as a whole, or each token of it."""
@@ -178,35 +187,59 @@ class Memory(Graph):
 class Writer(Graph):
     """A decoder by itself: some tokens more, after those of the past."""
 
-    @property
-    def layers(self) -> Any:
-        return self.model.model.decoder.layers
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.decoder = model.get_decoder()
+        for layer in self.decoder.layers:
+            layer.self_attn = JoinedAttention(layer.self_attn)
 
     @property
     def axes(self) -> dict[str, Any]:
         pair = {0: "batch", 2: "past"}
         return {
             "input_ids": {0: "batch", 1: "length"},
-            "attention_mask": {0: "batch", 1: "past_and_length"},
             "position_ids": {0: "batch", 1: "length"},
-            "past": [(pair, pair) for _ in self.layers],
+            "past_position_ids": {0: "batch", 1: "past"},
+            "attention_mask": {0: "batch", 1: "length", 2: "past_and_length"},
+            "past": [(pair, pair) for _ in self.decoder.layers],
         }
 
     def sample(self, batch: int, length: int, past: int) -> dict[str, Any]:
         inputs = super().sample(batch, past + length, 0)
         return {
             "input_ids": inputs["input_ids"][:, past:].clone(),  # no view, which tracing would remember as one
-            "attention_mask": inputs["attention_mask"],
             "position_ids": torch.arange(past, past + length).repeat(batch, 1),
-            "past": [random_keys(layer.self_attn, batch, past) for layer in self.layers],
+            "past_position_ids": torch.arange(past).repeat(batch, 1),
+            "attention_mask": causal_mask(length, past + length) & inputs["attention_mask"][:, None],
+            "past": [random_keys(layer.self_attn, batch, past) for layer in self.decoder.layers],
         }
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: Any) -> dict[str, Tensor]:
-        cache = cache_of(past)
-        outputs = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=cache, use_cache=True
-        )
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, past_position_ids: Tensor, attention_mask: Tensor, past: Any
+    ) -> dict[str, Tensor]:
+        return self.step(input_ids, position_ids, past_position_ids, attention_mask, cache_of(past))
+
+    def expected(self, *, past: Any, attention_mask: Tensor, **sample: Any) -> dict[str, Tensor]:
+        cache, visible = cache_of(past), attention_mask[:, -1]  # by the last token, which comes after all others
+        ids, positions = sample["input_ids"], sample["position_ids"]
+        outputs = self.model(ids, visible, position_ids=positions, past_key_values=cache, use_cache=True)
         return {"logits": outputs.logits, **keys_of(cache)}
+
+    def step(
+        self, input_ids: Tensor, position_ids: Tensor, past_position_ids: Tensor, mask: Tensor, cache: Any, **memory: Tensor
+    ) -> dict[str, Tensor]:
+        """What `Decoder.forward` does, but for tokens that need not stand one after the other."""
+        decoder, window = self.decoder, self.model.config.attention_window
+        positions = torch.cat((past_position_ids, position_ids), dim=1)
+        if window is not None:
+            mask = mask & (position_ids[:, :, None] - positions[:, None] < window)
+        x = decoder.embed_tokens(input_ids)
+        bias, rotary = decoder.attention_positions(x, position_ids, position_ids, positions)
+        x = decoder.enter(x, position_ids)
+        for layer in decoder.layers:
+            x = layer(x, mask=mask[:, None], position_bias=bias, rotary=rotary, past_key_values=cache, **memory)
+        tokens = getattr(cache, "self_attention_cache", cache)
+        return {"logits": self.model.logits(decoder.norm(x)), **keys_of(tokens)}
 
 
 class WriterFromMemory(Writer):
@@ -214,40 +247,101 @@ class WriterFromMemory(Writer):
 
     @property
     def axes(self) -> dict[str, Any]:
-        source = {0: "batch", 2: "source_length"}
+        axes, source = super().axes, {0: "batch", 2: "source_length"}
         return {
-            "input_ids": {0: "batch", 1: "length"},
-            "attention_mask": {0: "batch", 1: "source_length"},
-            "memory": [(source, source) for _ in self.layers],
-            "past": super().axes["past"],
+            "input_ids": axes["input_ids"],
+            "position_ids": {1: "length"},  # the same for all, since nothing stands before what is written
+            "past_position_ids": {1: "past"},
+            "attention_mask": axes["attention_mask"],
+            "memory_mask": {0: "batch", 1: "source_length"},
+            "memory": [(source, source) for _ in self.decoder.layers],
+            "past": axes["past"],
         }
 
     def sample(self, batch: int, length: int, past: int) -> dict[str, Any]:
-        source = past + length + 2
+        source, inputs = past + length + 2, super().sample(batch, length, past)
         return {
-            "input_ids": torch.randint(self.model.config.vocab_size, (batch, length)),
-            "attention_mask": Graph.sample(self, batch, source, 0)["attention_mask"],
-            "memory": [random_keys(layer.cross_attn, batch, source) for layer in self.layers],
-            "past": [random_keys(layer.self_attn, batch, past) for layer in self.layers],
+            "input_ids": inputs["input_ids"],
+            "position_ids": inputs["position_ids"][:1].clone(),
+            "past_position_ids": inputs["past_position_ids"][:1].clone(),
+            "attention_mask": inputs["attention_mask"],
+            "memory_mask": Graph.sample(self, batch, source, 0)["attention_mask"],
+            "memory": [random_keys(layer.cross_attn, batch, source) for layer in self.decoder.layers],
+            "past": inputs["past"],
         }
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, memory: Any, past: Any) -> dict[str, Tensor]:
-        cache = EncoderDecoderCache(cache_of(past), cache_of(memory))
-        cache.is_updated = dict.fromkeys(range(len(memory)), True)
-        batch, source = input_ids.shape[0], memory[0][0].shape[2]  # not `len`, which a trace takes for a constant
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        past_position_ids: Tensor,
+        attention_mask: Tensor,
+        memory_mask: Tensor,
+        memory: Any,
+        past: Any,
+    ) -> dict[str, Tensor]:
+        source = {"memory": self.unread(memory), "memory_mask": memory_mask[:, None, None]}
+        return self.step(input_ids, position_ids, past_position_ids, attention_mask, source_cache(past, memory), **source)
+
+    def expected(  # type: ignore[override]
+        self, *, past: Any, memory: Any, attention_mask: Tensor, memory_mask: Tensor, **sample: Any
+    ) -> dict[str, Tensor]:
+        cache = source_cache(past, memory)
         outputs = self.model(
-            encoder_outputs=(memory[0][0].new_zeros(batch, source, self.model.config.d_model),),  # for its shape alone
-            attention_mask=attention_mask[:, None, None],  # as attention uses it: nothing is left to be made in the graph
-            decoder_input_ids=input_ids,
+            encoder_outputs=(self.unread(memory),),
+            attention_mask=memory_mask,
+            decoder_input_ids=sample["input_ids"],
+            decoder_attention_mask=attention_mask[:, -1],
             past_key_values=cache,
             use_cache=True,
         )
         return {"logits": outputs.logits, **keys_of(cache.self_attention_cache)}
 
+    def unread(self, memory: Any) -> Tensor:
+        """In the place of the encoder's output, whose keys and values are in the cache: for its shape alone."""
+        keys = memory[0][0]
+        return keys.new_zeros(keys.shape[0], keys.shape[2], self.model.config.d_model)
+
+
+class JoinedAttention(nn.Module):
+    """Self-attention whose queries, keys and values are one product: there are few tokens at a time, and many products."""
+
+    def __init__(self, attention: Any):
+        super().__init__()
+        self.attention, self.d_model, self.d_k = attention, attention.d_model, attention.d_k
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.sizes = [part.out_features // self.d_k for part in parts]  # heads of each
+        self.product = nn.Linear(self.d_model, self.d_k * sum(self.sizes), bias=parts[0].bias is not None)
+        for name, joined in self.product.named_parameters():
+            joined.data = torch.cat([getattr(part, name).detach() for part in parts])
+        del attention.q_proj, attention.k_proj, attention.v_proj  # or they would be written too
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, position_bias: Tensor | None, rotary: Any, past_key_values: Any, **kwargs
+    ) -> tuple[Tensor, Tensor | None]:
+        attention, cache = self.attention, getattr(past_key_values, "self_attention_cache", past_key_values)
+        heads = attention.split_heads(self.product(x))  # [B, H + 2G, T, K]
+        q, k, v = heads.split(self.sizes, dim=1)
+        q, k = attention.q_norm(q), attention.k_norm(k)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        k, v = cache.update(k, v, attention.layer_idx)
+        output, weights = attention.attend(q, k, v, mask, position_bias, **kwargs)
+        return attention.out_proj(output.flatten(2)), weights
+
+
+def source_cache(past: Any, memory: Any) -> EncoderDecoderCache:
+    """The past, and the source as if it had been read already."""
+    cache = EncoderDecoderCache(cache_of(past), cache_of(memory))
+    cache.is_updated = dict.fromkeys(range(len(memory)), True)
+    return cache
+
 
 def random_keys(attention: Any, batch: int, length: int) -> tuple[Tensor, Tensor]:
     """Keys and values as this layer makes them, [B, G, length, K]; G is smaller where heads were pruned."""
-    size = (batch, attention.k_proj.out_features // attention.d_k, length, attention.d_k)
+    joined = isinstance(attention, JoinedAttention)
+    heads = attention.sizes[1] if joined else attention.k_proj.out_features // attention.d_k
+    size = (batch, heads, length, attention.d_k)
     return torch.randn(size), torch.randn(size)
 
 

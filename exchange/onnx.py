@@ -15,19 +15,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
-
-from glassformer.attention import eager_attention_forward
 
 from .graphs import TOLERANCE, Graph, export_graphs, flatten
 
 
-# The formula itself, with boolean masks: fewer operations than what becomes of `sdpa`.
-FORMULA = "formula"
-AttentionInterface.register(FORMULA, eager_attention_forward)
-AttentionMaskInterface.register(FORMULA, sdpa_mask)
+# B batch, H heads, G key/value heads, T queries, S keys, K width of a head
+
+OPSET = 23  # the first that has attention as one operation
+ROUNDED = ["Conv", "Gather", "MatMul"]  # and not attention, for there is an older operation of this name that could be
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    position_bias: Tensor | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """Attention as one operation of the graph: [B, H, T, K], keys and values [B, G, S, K] -> [B, T, H, K]."""
+    if mask is not None:
+        mask = mask.expand(-1, -1, query.shape[2], -1)  # ONNX Runtime does not repeat it for all queries
+        hidden = torch.where(mask, 0.0, torch.finfo(query.dtype).min)
+        position_bias = hidden if position_bias is None else position_bias + hidden
+    return torch.onnx.ops.attention(query, key, value, position_bias, scale=scaling)[0].transpose(1, 2), None
+
+
+OPERATION = "operation"
+AttentionInterface.register(OPERATION, attention_forward)
+AttentionMaskInterface.register(OPERATION, sdpa_mask)
 
 
 def export_onnx(folder: str | Path, output: str | Path, int8: bool = False) -> dict[str, float]:
@@ -54,15 +75,17 @@ def check_packages() -> None:
 
 
 def trace(graph: Graph) -> Any:
-    graph.model.set_attn_implementation(FORMULA)
-    sample = graph.trace_sample()
+    sample, usual = graph.trace_sample(), graph.model.config._attn_implementation
+    graph.model.set_attn_implementation(OPERATION)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it would miss torchvision
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "# The axis name", UserWarning)  # that several inputs share an axis is as it should be
-        return torch.onnx.export(
-            graph, kwargs=sample, dynamo=True, dynamic_shapes=graph.axes, verbose=False,
+        program = torch.onnx.export(
+            graph, kwargs=sample, dynamo=True, dynamic_shapes=graph.axes, verbose=False, opset_version=OPSET,
             input_names=list(flatten(sample)), output_names=list(graph(**sample)),
         )  # fmt: skip
+    graph.model.set_attn_implementation(usual)  # what is written will be compared with
+    return program
 
 
 def separate_output_layer(model: PreTrainedModel) -> None:
@@ -77,7 +100,7 @@ def round_weights(program: Any) -> Any:
     from transformers.exporters.quantizers import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
 
     # Weights of seven bits: processors without VNNI add pairs of products in sixteen, which eight could overflow.
-    quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig(per_channel=True, reduce_range=True))
+    quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig(per_channel=True, reduce_range=True, op_types_to_quantize=ROUNDED))
     logging.disable(logging.WARNING)  # it would recommend for every graph to prepare it in its own way
     try:
         program.model = quantizer.quantize(program.model, {}, ExportFormat.ONNX)

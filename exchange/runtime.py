@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 
-# B batch, R rows (batch x beams), T tokens, V vocabulary
+# B batch, W beams, T tokens, V vocabulary
 
 Tensors = dict[str, np.ndarray]  # by name
 INPUTS = "inputs.json"  # what every graph takes: each axis by its name if its size is free
@@ -93,23 +93,35 @@ class ExportedModel:
         """Greedy or beam search, until all have ended or are long enough: [B, T]. A decoder's prompts are padded on the left."""
         if num_beams < 1:
             raise ValueError(f"num_beams={num_beams} must be at least 1, which is greedy search.")
-        written, steps = self.begin(input_ids, attention_mask.astype(bool), num_beams)
+        prompt, steps = self.begin(input_ids, attention_mask.astype(bool))
         search = self.write_greedily if num_beams == 1 else functools.partial(self.write_with_beams, num_beams)
-        return search(written, steps, max_new_tokens)
+        return search(prompt, steps, max_new_tokens)
 
     def write_greedily(self, written: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
-        new, ended, pad = written, np.zeros(len(written), dtype=bool), self.settings.get("pad_token_id") or 0
-        end = self.settings.get("eos_token_id")
-        for _ in range(max_new_tokens):
-            token = np.where(ended, pad, steps(new).argmax(-1))
-            ended |= np.isin(token, [] if end is None else end)
-            new = token[:, None]
-            written = np.concatenate((written, new), axis=1)
-            if ended.all():
+        ended, pad = np.zeros(len(written), dtype=bool), self.settings.get("pad_token_id") or 0
+        end, logits = self.settings.get("eos_token_id"), steps.read(written)  # [B, 1, V]
+        for left in reversed(range(max_new_tokens)):
+            token = np.where(ended[:, None], pad, logits.argmax(-1))
+            written = np.concatenate((written, token), axis=1)
+            ended |= np.isin(token[:, 0], [] if end is None else end)
+            if left == 0 or ended.all():
                 break
+            logits = steps.go_on(token, np.zeros_like(token))
         return written
 
-    def write_with_beams(self, num_beams: int, written: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
+    def write_with_beams(self, num_beams: int, prompt: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            beams, logits = self.new_beams(num_beams, prompt, max_new_tokens), steps.read(prompt, num_beams)
+            while True:
+                rows = beams.advance(torch.from_numpy(logits.reshape(-1, logits.shape[-1])))
+                if beams.is_over:
+                    return beams.best(1).numpy()
+                tokens, origin = beams.running[:, :, beams.length - 1].numpy(), rows.numpy().reshape(-1, num_beams) % num_beams
+                logits = steps.go_on(tokens, origin)
+
+    def new_beams(self, num_beams: int, prompt: np.ndarray, max_new_tokens: int) -> Any:
         import torch
 
         try:
@@ -118,65 +130,67 @@ class ExportedModel:
             raise ImportError("Beam search needs more than this file: pip install glassformer, or num_beams=1.") from error
         known = {name: value for name, value in self.settings.items() if value is not None}
         ends, pad = known.get("eos_token_id"), known.get("pad_token_id")
-        beams = Beams(
-            torch.from_numpy(written),
+        return Beams(
+            torch.from_numpy(prompt.repeat(num_beams, 0)),
             SimpleNamespace(
                 num_beams=num_beams,
-                max_length=written.shape[1] + max_new_tokens,
+                max_length=prompt.shape[1] + max_new_tokens,
                 length_penalty=known.get("length_penalty", 1.0),
                 early_stopping=known.get("early_stopping", False),
                 _eos_token_tensor=None if ends is None else torch.tensor(ends).view(-1),
                 _pad_token_tensor=None if pad is None else torch.tensor(pad),
             ),
         )
-        new = written
-        while True:
-            rows = beams.advance(torch.from_numpy(steps(new)))
-            if beams.is_over:
-                return beams.best(1).numpy()
-            steps.reorder(rows.numpy())
-            new = beams.running[:, :, beams.length - 1].reshape(-1, 1).numpy()
 
-    def begin(self, input_ids: np.ndarray, mask: np.ndarray, num_beams: int) -> tuple[np.ndarray, "Steps"]:
-        """The first tokens of every row [R, T], and what makes logits of the next one from new tokens: [R, T] -> [R, V]."""
+    def begin(self, input_ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, "Steps"]:
+        """The first tokens of every example [B, T], and what makes logits of the next ones."""
         if "decoder" not in self.graphs:
-            return input_ids.repeat(num_beams, 0), StepsAfterPrompt(self, "model", mask.repeat(num_beams, 0))
-        inputs = {"attention_mask": mask, **self.run("encoder", {"input_ids": input_ids, "attention_mask": mask})}
-        steps = Steps(self, "decoder", len(mask) * num_beams, {name: x.repeat(num_beams, 0) for name, x in inputs.items()})
-        return np.full((len(mask) * num_beams, 1), self.settings["decoder_start_token_id"]), steps
+            return input_ids, Steps(self, "model", mask, np.maximum(mask.cumsum(1) - 1, 0), {})
+        memory = self.run("encoder", {"input_ids": input_ids, "attention_mask": mask})
+        start = np.full((len(mask), 1), self.settings["decoder_start_token_id"])
+        return start, Steps(self, "decoder", start == start, np.zeros((1, 1), dtype=int), {"memory_mask": mask, **memory})
 
 
 class Steps:
-    """A decoder and its past."""
+    """A decoder and what it has read: one past for all W beams of an example, of which each sees what it continues.
 
-    def __init__(self, model: ExportedModel, name: str, rows: int, inputs: Tensors):
+    Args:
+        mask: which tokens of the prompt are no padding [B, T].
+        positions: of the prompt, [B, T] or [1, T] for all.
+        inputs: what else the graph takes, the same in every step.
+    """
+
+    def __init__(self, model: ExportedModel, name: str, mask: np.ndarray, positions: np.ndarray, inputs: Tensors):
         self.model, self.name, self.inputs = model, name, inputs
-        free = {"batch": rows, "past": 0}
+        self.positions, self.past_positions = positions, positions[:, :0]
+        self.visible = np.tri(mask.shape[1], dtype=bool) & mask[:, None]  # who sees whom, [B, T, T]
+        free = {"batch": len(mask), "past": 0}
         self.past = {
             name: np.zeros([free.get(size, size) for size in sizes], dtype=np.float32)
             for name, sizes in model.inputs[name].items()
             if name.startswith("past.")
         }
 
-    def __call__(self, new: np.ndarray) -> np.ndarray:
-        outputs = self.model.run(self.name, {"input_ids": new, **self.inputs, **self.past})
-        logits = outputs.pop("logits")[:, -1]
-        self.past = {name.replace("present", "past"): value for name, value in outputs.items()}
+    def read(self, prompt: np.ndarray, num_beams: int = 1) -> np.ndarray:
+        """Tokens [B, T] -> logits of the one after them, the same for all beams: [B, W, V]"""
+        logits = self.run(prompt)[:, -1:].repeat(num_beams, 1)
+        self.visible = self.visible[:, -1:].repeat(num_beams, 1)
         return logits
 
-    def reorder(self, rows: np.ndarray) -> None:
-        """Row r goes on from row rows[r]: beams of one example, of which all else is the same."""
-        self.past = {name: value.take(rows, axis=0) for name, value in self.past.items()}
+    def go_on(self, tokens: np.ndarray, origin: np.ndarray) -> np.ndarray:
+        """One more token of every beam, and the beam that it continues, both [B, W] -> logits [B, W, V]"""
+        (batch, width), past = tokens.shape, self.visible.shape[-1]
+        visible = np.empty((batch, width, past + width), dtype=bool)
+        visible[..., :past] = self.visible[np.arange(batch)[:, None], origin]
+        visible[..., past:] = np.eye(width)  # itself, and none of the other beams
+        self.visible = visible
+        self.past_positions = np.concatenate((self.past_positions, self.positions), axis=1)
+        self.positions = (self.positions[:, -1:] + 1).repeat(width, 1)
+        return self.run(tokens)
 
-
-class StepsAfterPrompt(Steps):
-    """A decoder whose past begins with a prompt, in which padding does not count."""
-
-    def __init__(self, model: ExportedModel, name: str, mask: np.ndarray):
-        super().__init__(model, name, len(mask), {})
-        self.mask, self.positions = mask, np.maximum(mask.cumsum(1) - 1, 0)
-
-    def __call__(self, new: np.ndarray) -> np.ndarray:
-        self.inputs = {"attention_mask": self.mask, "position_ids": self.positions}
-        self.mask, self.positions = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=True), self.positions[:, -1:] + 1
-        return super().__call__(new)
+    def run(self, tokens: np.ndarray) -> np.ndarray:
+        places = {"position_ids": self.positions, "past_position_ids": self.past_positions, "attention_mask": self.visible}
+        outputs = self.model.run(self.name, {"input_ids": tokens, **places, **self.inputs, **self.past})
+        logits = outputs.pop("logits")
+        self.past = {name.replace("present", "past"): value for name, value in outputs.items()}
+        return logits

@@ -76,18 +76,23 @@ sizes = list(json.load(open(f"{folder}/inputs.json")).values())[0]
 past = [[torch.zeros(len(ids), sizes[name][1], 0, sizes[name][3])] * 2 for name in sizes if name.endswith(".key")]
 past = [tuple(pair) for pair in past]
 written, new, positions = ids, ids, (mask.cumsum(1) - 1).clamp(min=0)
+past_positions = positions[:, :0]
+visible = torch.ones(ids.shape[1], ids.shape[1]).tril().bool() & mask[:, None]
 for _ in range(7):
-    outputs = program(input_ids=new, attention_mask=mask, position_ids=positions, past=past)
+    outputs = program(
+        input_ids=new, position_ids=positions, past_position_ids=past_positions, attention_mask=visible, past=past
+    )
     past = [(outputs[f"present.{i}.key"], outputs[f"present.{i}.value"]) for i in range(len(past))]
     new = outputs["logits"][:, -1].argmax(-1, keepdim=True)
-    written, positions = torch.cat((written, new), 1), positions[:, -1:] + 1
-    mask = torch.nn.functional.pad(mask, (0, 1), value=True)
+    written, past_positions = torch.cat((written, new), 1), torch.cat((past_positions, positions), 1)
+    positions = positions[:, -1:] + 1
+    visible = torch.nn.functional.pad(visible[:, -1:], (0, 1), value=True)
 
 # By the loop, which is a file that can be copied
 spec = importlib.util.spec_from_file_location("loop", loop)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-looped = module.ExportedModel(folder).generate(ids.numpy(), mask[:, :ids.shape[1]].numpy(), 7)
+looped = module.ExportedModel(folder).generate(ids.numpy(), mask.numpy(), 7)
 assert sys.modules["transformers"] is sys.modules["glassformer"] is None
 print(json.dumps([written.tolist(), looped.tolist()]))
 """
