@@ -109,7 +109,7 @@ def compare(path: Path, graph: "Graph") -> float:
     run, differences = load_graph(path), []
     for sizes in SIZES:
         sample = graph.sample(*sizes)
-        expected, found = graph.expected(**sample), run({name: value.numpy() for name, value in flatten(sample).items()})
+        expected, found = graph.expected(sample), run({name: value.numpy() for name, value in flatten(sample).items()})
         differences += [float((ours - torch.from_numpy(found[name])).abs().max()) for name, ours in expected.items()]
     return max(differences)
 
@@ -147,7 +147,7 @@ class Graph(nn.Module):
         mask[1:, -1] = False
         return {"input_ids": ids, "attention_mask": mask}
 
-    def expected(self, **sample: Any) -> dict[str, Tensor]:
+    def expected(self, sample: dict[str, Any]) -> dict[str, Tensor]:
         """What the model itself makes of a sample: the same, unless a graph goes a way of its own."""
         return self(**sample)
 
@@ -219,10 +219,11 @@ class Writer(Graph):
     ) -> dict[str, Tensor]:
         return self.step(input_ids, position_ids, past_position_ids, attention_mask, cache_of(past))
 
-    def expected(self, *, past: Any, attention_mask: Tensor, **sample: Any) -> dict[str, Tensor]:
-        cache, visible = cache_of(past), attention_mask[:, -1]  # by the last token, which comes after all others
-        ids, positions = sample["input_ids"], sample["position_ids"]
-        outputs = self.model(ids, visible, position_ids=positions, past_key_values=cache, use_cache=True)
+    def expected(self, sample: dict[str, Any]) -> dict[str, Tensor]:
+        cache, visible = cache_of(sample["past"]), sample["attention_mask"][:, -1]  # by the last token, after all others
+        outputs = self.model(
+            sample["input_ids"], visible, position_ids=sample["position_ids"], past_key_values=cache, use_cache=True
+        )
         return {"logits": outputs.logits, **keys_of(cache)}
 
     def step(
@@ -283,15 +284,13 @@ class WriterFromMemory(Writer):
         source = {"memory": self.unread(memory), "memory_mask": memory_mask[:, None, None]}
         return self.step(input_ids, position_ids, past_position_ids, attention_mask, source_cache(past, memory), **source)
 
-    def expected(  # type: ignore[override]
-        self, *, past: Any, memory: Any, attention_mask: Tensor, memory_mask: Tensor, **sample: Any
-    ) -> dict[str, Tensor]:
-        cache = source_cache(past, memory)
+    def expected(self, sample: dict[str, Any]) -> dict[str, Tensor]:
+        cache = source_cache(sample["past"], sample["memory"])
         outputs = self.model(
-            encoder_outputs=(self.unread(memory),),
-            attention_mask=memory_mask,
+            encoder_outputs=(self.unread(sample["memory"]),),
+            attention_mask=sample["memory_mask"],
             decoder_input_ids=sample["input_ids"],
-            decoder_attention_mask=attention_mask[:, -1],
+            decoder_attention_mask=sample["attention_mask"][:, -1],
             past_key_values=cache,
             use_cache=True,
         )
