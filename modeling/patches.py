@@ -34,7 +34,8 @@ class PatchEmbedding(nn.Module):
         check_pixel_values(pixel_values, self.image_size, self.num_channels)
         # Image processors know nothing of the precision that a model was loaded in.
         patches = self.projection(cut(pixel_values, self.patch_size).to(self.class_token.dtype))
-        return torch.cat((self.class_token.expand(len(patches), -1, -1), patches), dim=1)
+        # Not `len`, which a trace takes for a constant.
+        return torch.cat((self.class_token.expand(patches.shape[0], -1, -1), patches), dim=1)
 
 
 def cut(pixel_values: Tensor, size: int) -> Tensor:
