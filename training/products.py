@@ -24,7 +24,7 @@ from torch import Tensor
 
 # M rows of activations, K features in, N features out
 
-FEW_ROWS = 256  # below, and for small matrices, the two are alike
+FEW_ROWS = 64  # below, and for small matrices, the two are alike
 SMALL = 2**14
 
 
