@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from glassformer.training import products
 
 
-ROWS, IN, OUT = 300, 96, 200  # large enough for oneDNN
+ROWS, IN, OUT = 300, 160, 200  # large enough for oneDNN
 
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch was built without oneDNN")
