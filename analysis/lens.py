@@ -81,13 +81,14 @@ class GlassformerAdapter(ArchitectureAdapter):
         """What `enable_compatibility_mode` may rewrite into equal weights.
 
         It counts on one stack, on a norm before every product that reads the residual stream and, to centre what is written
-        to it, on positions that are a matrix or none and on tokens alone.
+        to it, on positions that are a matrix or none, on tokens alone and on nothing between them and the layers.
         """
         one_stack = not config.is_encoder_decoder
         table_or_none = config.position_encoding not in ("sinusoidal", "relative")
         before_products = config.norm_position == "pre" and config.first_norm and config.output_transform != "dense"
         self.supports_fold_ln = one_stack and before_products and config.norm != "rmsnorm1p"
-        self.supports_center_writing_weights = self.supports_fold_ln and table_or_none and config.ngram_size == 1
+        tokens_alone = config.ngram_size == config.conv_size == 1
+        self.supports_center_writing_weights = self.supports_fold_ln and table_or_none and tokens_alone
         self.weight_processing_conversions = self.split_into_heads(config) if one_stack else {}
 
     def split_into_heads(self, config: Any) -> dict[str, ParamProcessingConversion]:

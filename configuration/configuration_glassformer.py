@@ -58,7 +58,7 @@ OPTIONAL = (("problem_type", None), ("classifier_activation", None))  # choices 
 POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
     "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
-    "image_size", "patch_size", "num_channels", "initializer_range", "ngram_size", "ngram_buckets",
+    "image_size", "patch_size", "num_channels", "initializer_range", "ngram_size", "ngram_buckets", "conv_size",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
 NOT_NEGATIVE = ("num_token_types", "position_offset")
@@ -191,6 +191,7 @@ class GlassformerConfig(PreTrainedConfig):
     ngram_size: int = 1  # beside each token, embed the pair, triple, ... of up to this many ids that ends with it; 1: do not;
     # for an encoder, since a decoder that generates sees one token at a time
     ngram_buckets: int = 2**17  # rows that n-grams are hashed into; those that meet in one share it
+    conv_size: int = 1  # tokens side by side that a convolution makes one of, before the layers of an encoder; 1: none; odd
     embedding_norm: bool = False  # normalise the sum of token and position embedding, as BERT and BART do
     tie_word_embeddings: bool = True  # False: source embedding, target embedding and output are three matrices
     embedding_tying: str = "three-way"  # which of the three are one matrix; "target-output" and "source-target" tie two
@@ -340,6 +341,8 @@ class GlassformerConfig(PreTrainedConfig):
                 plan |= {f"{stack}.{embedding}": "free_full_weight", f"{stack}.layers.*": "free_full_weight"}
                 if stack == "encoder" and self.ngram_size > 1:
                     plan["encoder.embed_ngrams"] = "free_full_weight"
+                if stack == "encoder" and self.conv_size > 1:
+                    plan["encoder.convolution"] = "free_full_weight"
                 if self.norm_position != "post":
                     plan[f"{stack}.norm"] = "keep_full_weight"
         return plan
@@ -457,7 +460,7 @@ class GlassformerConfig(PreTrainedConfig):
         self._validate_pruned_heads()
         self._validate_special_ids()
         self._validate_pictures()
-        self._validate_ngrams()
+        self._validate_neighbours()
         if self.attention_window == 1:
             raise ValueError("attention_window=1 lets a token see itself alone: choose at least 2, or None for no window.")
         if self.shape == "decoder" and self.pooling == "first":
@@ -544,17 +547,22 @@ class GlassformerConfig(PreTrainedConfig):
                 f"one of them so that patches cover the picture."
             )
 
-    def _validate_ngrams(self) -> None:
-        if self.ngram_size > 1 and self.shape == "decoder":
-            raise ValueError(
-                f"ngram_size={self.ngram_size} is for an encoder, but the shape is decoder, which generates one token at a time: "
-                f"leave it out, or give the encoder layers."
-            )
-        if self.ngram_size > 1 and self.image_size is not None:
-            raise ValueError(
-                f"ngram_size={self.ngram_size} joins tokens, but image_size={self.image_size} makes an encoder of pictures: "
-                f"leave one of them out."
-            )
+    def _validate_neighbours(self) -> None:
+        for name in ("ngram_size", "conv_size"):
+            size = getattr(self, name)
+            if size > 1 and self.shape == "decoder":
+                raise ValueError(
+                    f"{name}={size} is for an encoder, but the shape is decoder, which generates one token at a time: leave it "
+                    f"out, or give the encoder layers."
+                )
+            if size > 1 and self.image_size is not None:
+                raise ValueError(
+                    f"{name}={size} joins tokens, but image_size={self.image_size} makes an encoder of pictures: leave one of "
+                    f"them out."
+                )
+        if self.conv_size % 2 == 0:
+            size = self.conv_size
+            raise ValueError(f"conv_size={size} has no token in its middle: choose {size + 1}, or 1 for no convolution.")
 
     def _validate_pruned_heads(self) -> None:
         layers = {"encoder": self.num_encoder_layers, "decoder": self.num_decoder_layers}

@@ -39,6 +39,7 @@ PLAIN: dict[str, Any] = {
     "position_offset": 0,
     "num_token_types": 0,
     "ngram_size": 1,
+    "conv_size": 1,
     "embedding_norm": False,
     "embedding_tying": "three-way",
     "output_transform": "none",

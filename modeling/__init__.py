@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "attention": ["MultiHeadAttention", "scaled_dot_product_attention"],
     "configuration_glassformer": ["GlassformerConfig"],
+    "convolution": ["Convolution"],
     "decoder": ["Decoder", "DecoderLayer"],
     "embeddings": ["NgramEmbedding", "TokenEmbedding"],
     "encoder": ["Encoder", "EncoderLayer"],
@@ -48,6 +49,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 if TYPE_CHECKING:
     from .attention import MultiHeadAttention, scaled_dot_product_attention
     from .configuration_glassformer import GlassformerConfig
+    from .convolution import Convolution
     from .decoder import Decoder, DecoderLayer
     from .embeddings import NgramEmbedding, TokenEmbedding
     from .encoder import Encoder, EncoderLayer

@@ -16,6 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import MultiHeadAttention
 from .checks import check_modality, check_position_ids, check_token_types, check_width
+from .convolution import Convolution
 from .dropout import Dropout
 from .embeddings import NgramEmbedding
 from .masking import encoder_mask, follows_previous
@@ -65,6 +66,8 @@ class Encoder(Stack):
         self.token_types = nn.Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
         sizes = config.ngram_buckets, config.d_model, config.ngram_size
         self.embed_ngrams = NgramEmbedding(*sizes, config.scale_embedding) if config.ngram_size > 1 else None
+        sizes = config.d_model, config.conv_size
+        self.convolution = Convolution(*sizes, config.activation) if config.conv_size > 1 else None
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.layer_types = sorted({layer.layer_type for layer in self.layers})  # one, unless layers differ
         self.post_init()
@@ -96,6 +99,8 @@ class Encoder(Stack):
 
         bias, rotary = self.attention_positions(x, position_ids, slots, slots)
         x = self.enter(x, position_ids)
+        if self.convolution is not None:
+            x = self.convolution(x, follows_previous(position_ids, attention_mask, batch))
         lengths = self.lengths_to_pack(attention_mask, **kwargs)
         types = self.layer_types
         turns = rotary if isinstance(rotary, dict) else dict.fromkeys(types, rotary)

@@ -167,6 +167,11 @@ def one_before(x: Tensor, first: int = 0) -> Tensor:
     return F.pad(x, (1, 0), value=first)[..., :-1]
 
 
+def one_after(x: Tensor) -> Tensor:
+    """What stands one place after each token, and zero after the last: [..., T] -> [..., T]"""
+    return F.pad(x, (0, 1))[..., 1:]
+
+
 # The same masks, made by transformers for the attention kernel in use.
 #
 # A caller's mask of two dimensions tells tokens from padding, one of three who sees whom; both are combined with what the

@@ -17,7 +17,7 @@ LONG = ("test_distributed.py", "test_interruption.py", "test_training.py", "test
 
 
 def is_possible(shape: str | None = None, variant: object = None, **others: object) -> bool:
-    if variant in ("ngrams", VARIANTS["ngrams"]):
+    if variant in ("neighbours", VARIANTS["neighbours"]):
         return shape in ("encoder", "encoder-decoder")
     return shape == "encoder" or variant not in ("mixed", VARIANTS["mixed"])
 

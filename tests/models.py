@@ -42,7 +42,7 @@ VARIANTS = {
         "classifier_activation": "gelu", "classifier_norm": True,
     },
     "window-alibi": {"attention_window": 3, "position_encoding": "alibi"},
-    "ngrams": {"ngram_size": 3, "ngram_buckets": 19},  # not for a decoder by itself
+    "neighbours": {"ngram_size": 3, "ngram_buckets": 19, "conv_size": 3},  # not for a decoder by itself
 }  # fmt: skip
 LANGUAGE_MODELS = {
     "encoder-decoder": "GlassformerForConditionalGeneration",

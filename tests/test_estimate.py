@@ -37,6 +37,7 @@ VARIANTS = {
     "relative": {"position_encoding": "relative", "norm": "rmsnorm", "qk_norm": True},
     "learned": {"position_encoding": "learned", "embedding_norm": True, "activation": "gelu_new"},
     "ngrams": {"ngram_size": 4, "ngram_buckets": 500},
+    "convolution": {"conv_size": 5, "activation": "gelu"},
 }
 
 
@@ -177,7 +178,7 @@ WAYS = {
         *((shape, "default", way) for shape in ("encoder", "decoder") for way in ("default", "checkpointed")),
         *(("decoder", "modern", way) for way in ("default", "checkpointed-logits", "bf16")),
         *(("encoder", "eager", way) for way in ("default", "bf16")),
-        ("encoder", "ngrams", "default"),
+        *(("encoder", variant, "default") for variant in ("ngrams", "convolution")),
     ],
 )
 def test_the_total_is_the_peak_of_a_real_update(shape, variant, way):

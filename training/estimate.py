@@ -180,7 +180,13 @@ class Activations:
         config, positions = self.config, self.batch * length
         norm = self.norm(length) if config.embedding_norm else 0
         ids = 8 * (config.ngram_size if memory is None else 1)
-        return positions * ids + norm + self.dropout(positions * config.d_model, config.dropout)
+        neighbours = self.convolution(length) if memory is None and config.conv_size > 1 else 0
+        return positions * ids + norm + self.dropout(positions * config.d_model, config.dropout) + neighbours
+
+    def convolution(self, length: int) -> int:
+        """The windows, and what the activation keeps."""
+        tensors, _ = kept_by_activation(self.config.activation)
+        return self.linear_input(length) * self.config.conv_size + tensors * self.batch * length * self.config.d_model * self.item
 
     def layer(self, length: int, memory: int | None = None) -> int:
         sublayers = [self.attention(length), self.feed_forward(length)]
