@@ -18,8 +18,8 @@ from .masking import one_after
 class Convolution(nn.Module):
     """activation([x_(t-1), x_t, x_(t+1)] W + b), for a size of three.
 
-    Attention weighs neighbours by what they are before it knows where they stand. A few words side by side ("not a good") say
-    more than their bag does, and a matrix for each place learns that from less data (https://arxiv.org/abs/1408.5882).
+    Attention has to find out that neighbours belong together; here they do from the beginning, with a matrix for each place, as
+    in convolutional networks for sentences (https://arxiv.org/abs/1408.5882). A small classifier then reads "not a good" as one.
     """
 
     def __init__(self, d_model: int, size: int, activation: str):
