@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from models import B, D, S, T, V, tiny_config, tiny_language_model, with_ngrams
-from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -104,46 +103,6 @@ def test_a_table_of_zeros_makes_no_difference():
     assert not torch.allclose(model(tokens).logits, plain(tokens).logits, atol=1e-2)
 
 
-def test_an_order_that_nothing_else_tells():
-    model = encoder(position_encoding="none", ngram_size=2)
-    one, other = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 7, 6, 8]])
-    assert not torch.allclose(states(model, one).mean(1), states(model, other).mean(1), atol=1e-3)
-    torch.nn.init.zeros_(model.encoder.embed_ngrams.weight)
-    assert_close(states(model, one).mean(1), states(model, other).mean(1))
-
-
-@pytest.mark.parametrize("filling", [0, 9])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(side, filling):
-    model, tokens, sides = encoder(position_encoding="rope"), ids(), (4, 0) if side == "left" else (0, 4)
-    padded, mask = F.pad(tokens, sides, value=filling), F.pad(torch.ones_like(tokens), sides)
-    found = states(model, padded, attention_mask=mask)
-    assert_close(found[mask.bool()].view(B, S, D), states(model, tokens), atol=1e-5, rtol=1e-4)
-    if filling == 0:  # pad tokens, which tell their own mask
-        assert_close(states(model, padded)[mask.bool()], found[mask.bool()])
-
-
-@pytest.mark.parametrize("told", ["positions", "mask", "both"])
-def test_packed_texts_do_not_touch(told):
-    # Distances decide, so that positions may be left out.
-    model = encoder(position_encoding="rope")
-    first, second = ids(1, S), ids(1, T)
-    documents = torch.tensor([[0] * S + [1] * T])
-    inputs = {"attention_mask": documents[..., None] == documents[:, None]}
-    if told != "mask":
-        inputs["position_ids"] = torch.cat((torch.arange(S), torch.arange(T)))[None]
-    packed = states(model, torch.cat((first, second), 1), **inputs)
-    assert_close(packed[:, :S], states(model, first), atol=1e-5, rtol=1e-4)
-    assert_close(packed[:, S:], states(model, second), atol=1e-5, rtol=1e-4)
-
-
-def test_padding_that_is_left_out_while_training_changes_nothing():
-    model = encoder(dropout=0.0, max_position_embeddings=200)
-    tokens, mask = ids(3, 160), torch.arange(160) < torch.tensor([[160], [90], [70]])
-    expected = states(model, tokens, attention_mask=mask)
-    assert_close(states(model.train(), tokens, attention_mask=mask)[mask], expected[mask], atol=1e-5, rtol=1e-4)
-
-
 def test_gradients_reach_the_rows_that_were_looked_up():
     model, tokens = tiny_language_model("encoder", **NGRAMS), torch.tensor([[5, 6, 7]])
     model(tokens, labels=tokens).loss.backward()
@@ -160,20 +119,6 @@ def test_only_the_encoder_of_two_stacks_has_them():
     assert torch.equal(cached, plain)
     torch.nn.init.zeros_(model.model.encoder.embed_ngrams.weight)
     assert not torch.allclose(before, model(source, decoder_input_ids=target).logits, atol=1e-3)
-
-
-def test_pairs_are_learnt_where_words_alone_say_nothing():
-    """Which of two words comes first, by a model that knows no positions: its layers see two equal bags."""
-    config = tiny_config("encoder", ngram_size=2, ngram_buckets=50, position_encoding="none", dropout=0.0, num_labels=2)
-    model = GlassformerForSequenceClassification(config)
-    tokens, labels = torch.tensor([[5, 6, 7, 8], [5, 7, 6, 8]]), torch.tensor([0, 1])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(30):
-        loss = model(tokens, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.01
 
 
 # Saving and loading
