@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 
 
 @pytest.fixture
-def used(monkeypatch):
-    """The shapes of the products that oneDNN makes while the test runs."""
+def used(monkeypatch, request):
+    """The shapes of the products that oneDNN makes while the test runs; those of weights' gradients if the parameter is True."""
     shapes, original = [], products.onednn_product
 
     def counted(a, b, bias=None):
@@ -24,7 +24,7 @@ def used(monkeypatch):
         return original(a, b, bias)
 
     monkeypatch.setattr(products, "onednn_product", counted)
-    library = products.override_products()
+    library = products.override_products(weight_gradients=getattr(request, "param", False))
     yield shapes
     library._destroy()
 
@@ -36,17 +36,31 @@ def outputs_and_gradients(linear, x):
     return y.detach(), x.grad, *(parameter.grad for parameter in linear.parameters())
 
 
+FORWARD, OF_INPUT = (ROWS, IN, OUT), (ROWS, OUT, IN)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(ROWS, IN), (3, 100, IN)], ids=["rows", "batch"])
-def test_products_and_gradients_are_those_of_float64(bias, shape, used):
+@pytest.mark.parametrize(
+    ("used", "wide", "made"),
+    [
+        (False, True, [FORWARD, OF_INPUT]),
+        (True, True, [FORWARD, OF_INPUT, (IN, ROWS, OUT)]),  # the narrower side is copied, and the result turned
+        (True, False, [OF_INPUT, FORWARD, (IN, ROWS, OUT)]),
+    ],
+    indirect=["used"],
+    ids=["without gradients of weights", "with them, wide", "with them, narrow"],
+)
+def test_products_and_gradients_are_those_of_float64(bias, shape, wide, made, used):
     torch.manual_seed(0)
-    linear, x = nn.Linear(IN, OUT, bias=bias), torch.randn(shape)
-    precise = nn.Linear(IN, OUT, bias=bias).double()
+    features = (IN, OUT) if wide else (OUT, IN)
+    linear, x = nn.Linear(*features, bias=bias), torch.randn(*shape[:-1], features[0])
+    precise = nn.Linear(*features, bias=bias).double()
     precise.load_state_dict(linear.state_dict())
     for ours, expected in zip(outputs_and_gradients(linear, x), outputs_and_gradients(precise, x.double()), strict=True):
         assert ours.dtype == torch.float32 and ours.is_contiguous()
         torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-3)
-    assert used == [(ROWS, IN, OUT), (ROWS, OUT, IN)]  # forward, and the gradient of the input
+    assert sorted(used) == sorted(made)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +70,10 @@ def test_products_and_gradients_are_those_of_float64(bias, shape, used):
         lambda: (torch.randn(ROWS, 9), torch.randn(9, OUT)),
         lambda: (torch.randn(IN, ROWS).T, torch.randn(IN, OUT)),
         lambda: (torch.randn(ROWS, IN).double(), torch.randn(IN, OUT).double()),
+        lambda: (torch.randn(ROWS, IN), torch.randn(IN, OUT + 1)[:, :-1]),
+        lambda: (torch.randn(ROWS, IN), torch.randn(OUT, IN + 1)[:, :-1].T),
     ],
-    ids=["few rows", "small", "transposed", "float64"],
+    ids=["few rows", "small", "transposed", "float64", "part of a matrix", "part of a transposed matrix"],
 )
 def test_other_products_stay_where_they_were(make, used):
     a, b = make()
@@ -95,7 +111,7 @@ def test_autocast_decides_first(used):
 
 
 def test_the_products_of_torch_come_back(used):
-    library = products.override_products()
+    library = products.override_products(weight_gradients=True)
     library._destroy()
     a, b = torch.randn(ROWS, IN), torch.randn(IN, OUT)
     torch.testing.assert_close(a @ b, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
@@ -107,13 +123,19 @@ def test_the_products_of_torch_come_back(used):
     [("AuthenticAMD", "AVX512", True), ("GenuineIntel", "AVX512", False), ("AuthenticAMD", "AVX2", False), ("", "AVX512", False)],
 )
 def test_only_processors_on_which_mkl_is_slow_are_concerned(vendor, capability, slow, monkeypatch):
-    monkeypatch.setattr(products, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(products, "cpu_fact", {"vendor_id": vendor}.get)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert products.mkl_is_slow() is slow
 
 
+@pytest.mark.parametrize(("family", "whole"), [("25", False), ("26", True), ("", False)], ids=["Zen 4", "Zen 5", "not told"])
+def test_gradients_of_weights_are_for_whole_registers(family, whole, monkeypatch):
+    monkeypatch.setattr(products, "cpu_fact", {"cpu family": family}.get)
+    assert products.has_whole_registers() is whole
+
+
 def test_the_vendor_is_what_the_system_tells(monkeypatch):
-    assert products.cpu_vendor() in ("AuthenticAMD", "GenuineIntel", "")
+    assert products.cpu_fact("vendor_id") in ("AuthenticAMD", "GenuineIntel", "")
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    assert products.cpu_vendor() == ""
+    assert products.cpu_fact("vendor_id") == ""
