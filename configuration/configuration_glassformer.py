@@ -59,9 +59,10 @@ POSITIVE = (
     "vocab_size", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ff", "max_position_embeddings", "norm_eps",
     "attention_window", "logit_softcap", "relative_attention_num_buckets", "relative_attention_max_distance", "num_labels",
     "image_size", "patch_size", "num_channels", "initializer_range", "ngram_size", "ngram_buckets", "conv_size",
+    "phrase_buckets",
 )  # fmt: skip
 LAYER_COUNTS = ("num_encoder_layers", "num_decoder_layers")  # they decide the shape
-NOT_NEGATIVE = ("num_token_types", "position_offset")
+NOT_NEGATIVE = ("num_token_types", "position_offset", "phrase_size")
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "token_dropout", "layer_drop", "label_smoothing")
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
 DERIVED = ("d_k", "d_v", "head_dim")  # d_model / num_heads or head_width, never passed
@@ -203,6 +204,8 @@ class GlassformerConfig(PreTrainedConfig):
     classifier_norm: bool = False  # normalise what comes out of that dense layer, as ModernBERT does
     classifier_bias: bool = True
     dense_bias: bool = True  # of the dense layer before the output or the classifier
+    phrase_size: int = 0  # words, pairs, triples, ... of up to this many ids vote on the class of a text beside the model; 0: none
+    phrase_buckets: int = 2**20  # rows for phrases, of which each has one to itself or none
 
     # Before training
     # Standard deviation of all weights, 0.02 in BERT; None: Xavier's for matrices, d_model^-0.5 for embeddings
@@ -560,6 +563,11 @@ class GlassformerConfig(PreTrainedConfig):
                     f"{name}={size} joins tokens, but image_size={self.image_size} makes an encoder of pictures: leave one of "
                     f"them out."
                 )
+        if self.phrase_size and self.image_size is not None:
+            raise ValueError(
+                f"phrase_size={self.phrase_size} is about words, but image_size={self.image_size} makes an encoder of pictures: "
+                f"leave one of them out."
+            )
         if self.conv_size % 2 == 0:
             size = self.conv_size
             raise ValueError(f"conv_size={size} has no token in its middle: choose {size + 1}, or 1 for no convolution.")

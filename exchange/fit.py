@@ -49,6 +49,7 @@ PLAIN: dict[str, Any] = {
     "classifier_norm": False,
     "classifier_bias": True,
     "dense_bias": True,
+    "phrase_size": 0,
 }
 
 
@@ -111,6 +112,10 @@ def that_matter(config: Any, head: str) -> dict[str, Any]:
         idle |= {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "scale_embedding", "max_position_embeddings"}
     if config.ngram_size == 1:
         idle |= {"ngram_buckets"}
+    if head != "GlassformerForSequenceClassification":
+        idle |= {"phrase_size"}
+    if not config.phrase_size:
+        idle |= {"phrase_buckets"}
     if config.position_encoding != "learned":
         idle |= {"position_offset"}
     if config.position_encoding not in ("learned", "rope"):

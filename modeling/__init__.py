@@ -35,6 +35,7 @@ _MODULES = {
     "norms": ["RMSNorm"],
     "packed_linear": ["quantize_int8"],
     "patches": ["PatchEmbedding"],
+    "phrases": ["PhraseVotes"],
     "positions": [
         "AlibiBias",
         "LearnedPositionEncoding",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from .norms import RMSNorm
     from .packed_linear import quantize_int8
     from .patches import PatchEmbedding
+    from .phrases import PhraseVotes
     from .positions import (
         AlibiBias,
         LearnedPositionEncoding,

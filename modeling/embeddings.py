@@ -46,8 +46,6 @@ class NgramEmbedding(nn.Embedding):
     n-grams that are not whole.
     """
 
-    FACTOR, PRIME = 1_540_483_477, 2**31 - 1  # below 2^31, so that products stay below 2^63
-
     def __init__(self, num_buckets: int, d_model: int, size: int, scale: bool = True):
         super().__init__(1 + num_buckets, d_model, padding_idx=0)
         self.num_buckets, self.size = num_buckets, size
@@ -63,14 +61,24 @@ class NgramEmbedding(nn.Embedding):
 
     def rows(self, input_ids: Tensor, follows: Tensor) -> list[Tensor]:
         """Where the pairs, triples, ... that end at each token are found, each [B, T]."""
-        rows, key, whole = [], input_ids.long(), torch.ones_like(follows)
-        for n in range(2, self.size + 1):
-            input_ids = one_before(input_ids)
-            key = (key * self.FACTOR + input_ids + n) % self.PRIME
-            key = key * key % self.PRIME  # sums alone would crowd neighbouring ids into few rows
-            whole, follows = whole & follows, one_before(follows)
-            rows.append(torch.where(whole, 1 + key % self.num_buckets, 0))
-        return rows
+        _, *longer = hash_ngrams(input_ids, follows, self.size)
+        return [torch.where(whole, 1 + key % self.num_buckets, 0) for key, whole in longer]
+
+
+FACTOR, PRIME = 1_540_483_477, 2**31 - 1  # below 2^31, so that products stay below 2^63
+
+
+def hash_ngrams(input_ids: Tensor, follows: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """For n = 1 ... size a number below 2^31 for the n ids that end at each token [B, T], and whether they are one text."""
+    key, whole = input_ids.long(), torch.ones_like(follows)
+    found = [(key, whole)]
+    for n in range(2, size + 1):
+        input_ids = one_before(input_ids)
+        key = (key * FACTOR + input_ids + n) % PRIME
+        key = key * key % PRIME  # sums alone would crowd neighbouring ids into few rows
+        whole, follows = whole & follows, one_before(follows)
+        found.append((key, whole))
+    return found
 
 
 class DenseActivation(nn.Module):

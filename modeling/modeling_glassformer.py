@@ -41,6 +41,7 @@ from .encoder import Encoder
 from .losses import chunked_cross_entropy, classification_loss, cross_entropy, shift_left, shift_right, span_loss
 from .masking import visible_keys
 from .packed_linear import is_plain
+from .phrases import PhraseVotes
 from .pretrained import GlassformerPreTrainedModel
 
 
@@ -378,10 +379,12 @@ class ClassifierHead(GlassformerPreTrainedModel):
         tokens: Tensor | None,
         labels: Tensor | None,
         num_items_in_batch: Tensor | int | None,
+        votes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, num_labels] for each whole sequence of hidden states [B, S, D], and their loss."""
+        """Logits [B, num_labels] for each whole sequence of hidden states [B, S, D], and their loss; `votes` are added to them."""
         pooled = pool(hidden, tokens, self.config.pooling)
         logits = self.classifier(self.dropout(self.pre_classifier(pooled)))
+        logits = logits if votes is None else logits + votes
         if labels is None:
             return logits, None
         smoothing = self.config.label_smoothing if self.training else 0.0
@@ -392,6 +395,11 @@ class GlassformerForSequenceClassification(ClassifierHead):
     """One answer for a whole text: a class, several labels, or a number."""
 
     _auto_class = "AutoModelForSequenceClassification"  # its code is saved beside its weights
+
+    def __init__(self, config):
+        super().__init__(config)
+        sizes = config.phrase_buckets, config.num_labels, config.phrase_size
+        self.phrases = PhraseVotes(*sizes, config.token_dropout) if config.phrase_size else None
 
     @can_return_tuple
     def forward(
@@ -410,10 +418,19 @@ class GlassformerForSequenceClassification(ClassifierHead):
             input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
         )
         tokens = self.token_mask(input_ids, attention_mask)
-        logits, loss = self.judge(outputs.last_hidden_state, tokens, labels, num_items_in_batch)
+        votes = None if self.phrases is None else self.count_votes(input_ids, tokens)
+        logits, loss = self.judge(outputs.last_hidden_state, tokens, labels, num_items_in_batch, votes)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    def count_votes(self, input_ids: Tensor | None, tokens: Tensor | None) -> Tensor:
+        """What phrases add to the logits: [B, num_labels]"""
+        if input_ids is None:
+            raise ValueError(
+                f"phrase_size={self.config.phrase_size} looks up the ids of phrases, which inputs_embeds do not tell: pass input_ids."
+            )
+        return self.phrases(input_ids, tokens)
 
 
 class GlassformerForImageClassification(ClassifierHead):

@@ -19,6 +19,7 @@ from .masking import padding_mask
 from .norms import RMSNorm, RMSNorm1p
 from .packed_linear import Int8Linear
 from .patches import PatchEmbedding
+from .phrases import NOBODY, PhraseVotes
 from .positions import AlibiBias, RotaryPositionEncoding
 
 
@@ -72,7 +73,7 @@ class GlassformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases, for the pad token and for n-grams.
+        """Xavier for linear layers, d_model^-0.5 for embeddings, zero for biases, for the pad token, n-grams and phrases.
 
         An `initializer_range` takes the place of the first two.
         """
@@ -84,8 +85,10 @@ class GlassformerPreTrainedModel(PreTrainedModel):
                 init.xavier_uniform_(module.weight) if std is None else init.normal_(module.weight, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, NgramEmbedding):
+        elif isinstance(module, (NgramEmbedding, PhraseVotes)):
             init.zeros_(module.weight)
+            if isinstance(module, PhraseVotes):
+                init.constant_(module.owners, NOBODY)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=std or self.config.d_model**-0.5)
             # A slice does not carry the mark by which `init` spares loaded weights.

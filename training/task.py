@@ -29,6 +29,7 @@ from .batching import StreamSource, TableSource
 from .checkpoints import write_whole
 from .data import DataError, Rows, default_cache, encode_rows, fingerprint, is_complete, load_rows
 from .objectives import OBJECTIVES, CausalLM, Labelled, Objective, cut
+from .phrases import get_to_know
 from .recipe import Recipe, RecipeError, expand_path
 from .subwords import BPEDropout, CutAnew
 from .tokenization import special_ids, train_tokenizer
@@ -343,9 +344,19 @@ def build_model(task: Task, checkpoint: Path | None = None) -> PreTrainedModel:
         model = start_from(expand_path(path), head, config)
     else:
         model = head(config)
+    if getattr(model, "phrases", None) is not None and not task.recipe.model.get("path"):
+        introduce_phrases(task, model, with_votes=checkpoint is None)
     if model.can_generate():
         model.generation_config = generation_config(task)
     return model
+
+
+def introduce_phrases(task: Task, model: PreTrainedModel, with_votes: bool) -> None:
+    """Checkpoints hold what phrases say, but not which they are: that is a matter of the training rows."""
+    if "train" not in task.encoded:
+        raise RecipeError("model.phrase_size counts phrases before training, which a stream does not allow: leave one of them out.")
+    is_number = task.config.problem_type == "regression"
+    get_to_know(model.phrases, task.encoded["train"], task.config.num_labels, with_votes and not is_number)
 
 
 def start_from(path: str, head: Any, config: GlassformerConfig) -> PreTrainedModel:
