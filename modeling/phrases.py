@@ -38,7 +38,7 @@ class PhraseVotes(nn.Embedding):
     def forward(self, input_ids: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Ids [B, T] and which of them are no padding [B, T] -> [B, C]"""
         keys, rows = self.find(input_ids, tokens)  # [B, T x N]
-        known = self.owners[rows] == keys
+        known = (self.owners[rows] == keys) & (keys != NOBODY)
         if self.training and self.p:
             known = known & (torch.rand(rows.shape, device=rows.device) >= self.p)
         votes = super().forward(torch.where(known, rows, 0)).sum(1)

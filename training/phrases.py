@@ -63,10 +63,17 @@ def found_in(phrases: PhraseVotes, rows: Dataset, num_labels: int) -> Iterator[t
     """Some rows at a time: the key of every phrase of every row, once a row, with the row's classes and a 1."""
     for batch in rows.select_columns(["input_ids", "label"]).iter(ROWS_AT_ONCE):
         found = [row_keys(phrases, ids) for ids in batch["input_ids"]]
-        labels = np.asarray(batch["label"])
-        classes = np.eye(num_labels, dtype=np.int64)[labels] if labels.ndim == 1 else labels.astype(np.int64)
+        classes = classes_of(np.asarray(batch["label"]), num_labels)
         classes = np.concatenate([classes, np.ones((len(classes), 1), np.int64)], 1)
         yield np.concatenate(found), classes.repeat([len(keys) for keys in found], 0)
+
+
+def classes_of(labels: np.ndarray, num_labels: int) -> np.ndarray:
+    """Classes [R], several of them as 0 and 1 [R, C], or numbers [R], which have none -> [R, C]"""
+    if labels.ndim == 2:
+        return labels.astype(np.int64)
+    is_class = labels.dtype.kind == "i"
+    return np.eye(num_labels, dtype=np.int64)[labels] if is_class else np.zeros((len(labels), num_labels), np.int64)
 
 
 def row_keys(phrases: PhraseVotes, ids: list[int]) -> np.ndarray:
