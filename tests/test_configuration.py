@@ -37,7 +37,7 @@ CHANGED = {
     "initializer_range": 0.02,
     "pad_token_id": 5, "bos_token_id": 6,
     "head_width": 12, "attention_out_bias": True, "scale_attention": False, "position_offset": 2, "num_token_types": 3,
-    "ngram_size": 3, "ngram_buckets": 1000, "conv_size": 5,
+    "ngram_size": 3, "ngram_buckets": 1000, "conv_size": 5, "phrase_size": 4, "phrase_buckets": 3000,
     "output_transform": "dense", "output_bias": True, "classifier_activation": "tanh", "classifier_bias": False,
     "norm_bias": False, "first_norm": False, "classifier_norm": True, "dense_bias": False,
     "eos_token_id": [7, 8], "unk_token_id": 9, "mask_token_id": 10, "decoder_start_token_id": 11, "use_cache": False,
@@ -359,7 +359,7 @@ MISTAKES = {
             vocab_size=[0, -1], d_model=[0, -8], num_heads=[0, -8], num_kv_heads=[0, -1], d_ff=[0, -1],
             max_position_embeddings=[0], norm_eps=[0, -1e-6, float("nan")], attention_window=[0, -3], logit_softcap=[0, -5.0],
             relative_attention_num_buckets=[0], relative_attention_max_distance=[0], initializer_range=[0.0, -0.02],
-            ngram_size=[0, -1], ngram_buckets=[0, -5], conv_size=[0, -3],
+            ngram_size=[0, -1], ngram_buckets=[0, -5], conv_size=[0, -3], phrase_buckets=[0, -5],
         ).items()
     },
     "no-labels": ({"num_labels": 0}, ["num_labels=0", "at least 1"]),
@@ -397,6 +397,9 @@ MISTAKES = {
     "ngrams-of-decoder": ({"num_encoder_layers": 0, "ngram_size": 2}, ["ngram_size=2", "shape is decoder", "leave it out"]),
     "convolution-of-decoder": ({"num_encoder_layers": 0, "conv_size": 3}, ["conv_size=3", "shape is decoder", "leave it out"]),
     "convolution-without-middle": ({"conv_size": 4}, ["conv_size=4", "no token in its middle", "choose 5"]),
+    "phrases-of-pictures": (
+        {"num_decoder_layers": 0, "image_size": 32, "phrase_size": 2}, ["phrase_size=2", "image_size=32", "leave one of them out"],
+    ),
     "ngrams-of-pictures": (
         {"num_decoder_layers": 0, "image_size": 32, "ngram_size": 3}, ["ngram_size=3", "image_size=32", "leave one of them out"],
     ),

@@ -167,7 +167,7 @@ OTHERWISE = {
     "norm_eps": 1e-3, "activation": "gelu_new", "gated_feed_forward": True, "attention_bias": False, "attention_out_bias": True,
     "scale_attention": False, "feed_forward_bias": False, "qk_norm": True, "attention_window": 3, "position_encoding": "alibi",
     "relative_attention_num_buckets": 4, "relative_attention_max_distance": 19, "position_offset": 3, "scale_embedding": False,
-    "num_token_types": 2, "ngram_size": 2, "conv_size": 3, "embedding_norm": True, "norm_bias": False, "first_norm": False,
+    "num_token_types": 2, "ngram_size": 2, "conv_size": 3, "phrase_size": 2, "embedding_norm": True, "norm_bias": False, "first_norm": False,
     "dense_bias": False, "tie_word_embeddings": False, "embedding_tying": "target-output",
     "output_transform": "scale", "output_bias": True, "logit_softcap": 2.0, "max_position_embeddings": 33, "pad_token_id": None,
 }  # fmt: skip
@@ -237,6 +237,8 @@ def test_whatever_else_is_chosen_is_refused_by_name_or_computes_the_same(family)
             continue  # it has none that could be left out
         if name in ("ngram_size", "conv_size") and (plain.shape == "decoder" or plain.image_size):
             continue  # no model of ours can have them
+        if name == "phrase_size" and plain.image_size:
+            continue  # nor this
         value = "parallel" if name == "norm_position" and not plain.first_norm else value
         ours = our_model(family, **depth, **{name: value})
         if reasons := stands_in_the_way(ours.config, FAMILIES[family]):
