@@ -204,7 +204,7 @@ class GlassformerConfig(PreTrainedConfig):
     classifier_norm: bool = False  # normalise what comes out of that dense layer, as ModernBERT does
     classifier_bias: bool = True
     dense_bias: bool = True  # of the dense layer before the output or the classifier
-    phrase_size: int = 0  # words, pairs, triples, ... of up to this many ids vote on the class of a text beside the model; 0: none
+    phrase_size: int = 0  # words, pairs, triples, ... of up to this many ids vote on a text's class beside the model; 0: none
     phrase_buckets: int = 2**20  # rows for phrases, of which each has one to itself or none
 
     # Before training
@@ -215,7 +215,7 @@ class GlassformerConfig(PreTrainedConfig):
     dropout: float | int = 0.1  # on embeddings and on the output of every sub-layer
     attention_dropout: float | int = 0.0  # on attention weights
     activation_dropout: float | int = 0.0  # inside the feed-forward network
-    token_dropout: float | int = 0.0  # on the embeddings of whole tokens
+    token_dropout: float | int = 0.0  # on the embeddings of whole tokens, and on the votes of whole phrases
     layer_drop: float | int = 0.0  # stochastic depth: the chance that an example skips a layer while training
     label_smoothing: float | int = 0.0  # while training only
 

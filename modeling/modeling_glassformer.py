@@ -381,7 +381,7 @@ class ClassifierHead(GlassformerPreTrainedModel):
         num_items_in_batch: Tensor | int | None,
         votes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, num_labels] for each whole sequence of hidden states [B, S, D], and their loss; `votes` are added to them."""
+        """Logits [B, num_labels] for each whole sequence of hidden states [B, S, D], `votes` added, and their loss."""
         pooled = pool(hidden, tokens, self.config.pooling)
         logits = self.classifier(self.dropout(self.pre_classifier(pooled)))
         logits = logits if votes is None else logits + votes
@@ -428,7 +428,8 @@ class GlassformerForSequenceClassification(ClassifierHead):
         """What phrases add to the logits: [B, num_labels]"""
         if input_ids is None:
             raise ValueError(
-                f"phrase_size={self.config.phrase_size} looks up the ids of phrases, which inputs_embeds do not tell: pass input_ids."
+                f"phrase_size={self.config.phrase_size} looks up the ids of phrases, which inputs_embeds do not tell: pass "
+                f"input_ids."
             )
         return self.phrases(input_ids, tokens)
 

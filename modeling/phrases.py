@@ -26,8 +26,11 @@ class PhraseVotes(nn.Embedding):
     Added to the logits of the Transformer's classifier, as in wide and deep learning (https://arxiv.org/abs/1606.07792). On some
     ten thousand texts a linear model of n-grams is hard to beat, for attention has to find a phrase before it can weigh it:
     together they are better than either. A row belongs to one n-gram, its owner, and all others say nothing: hashed votes
-    of phrases that training has hardly seen are noise. Owners are chosen before training, from its texts; without them nobody votes.
+    of phrases that training has hardly seen are noise. Owners are chosen before training, from its texts; in a new model nobody
+    votes.
     """
+
+    owners: Tensor
 
     def __init__(self, num_buckets: int, num_labels: int, size: int, dropout: float = 0.0):
         super().__init__(1 + num_buckets, num_labels, padding_idx=0)

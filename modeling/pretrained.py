@@ -85,10 +85,11 @@ class GlassformerPreTrainedModel(PreTrainedModel):
                 init.xavier_uniform_(module.weight) if std is None else init.normal_(module.weight, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, (NgramEmbedding, PhraseVotes)):
+        elif isinstance(module, NgramEmbedding):
             init.zeros_(module.weight)
-            if isinstance(module, PhraseVotes):
-                init.constant_(module.owners, NOBODY)
+        elif isinstance(module, PhraseVotes):
+            init.zeros_(module.weight)
+            init.constant_(module.owners, NOBODY)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=std or self.config.d_model**-0.5)
             # A slice does not carry the mark by which `init` spares loaded weights.

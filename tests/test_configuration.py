@@ -398,7 +398,7 @@ MISTAKES = {
     "convolution-of-decoder": ({"num_encoder_layers": 0, "conv_size": 3}, ["conv_size=3", "shape is decoder", "leave it out"]),
     "convolution-without-middle": ({"conv_size": 4}, ["conv_size=4", "no token in its middle", "choose 5"]),
     "phrases-of-pictures": (
-        {"num_decoder_layers": 0, "image_size": 32, "phrase_size": 2}, ["phrase_size=2", "image_size=32", "leave one of them out"],
+        {"num_decoder_layers": 0, "image_size": 32, "phrase_size": 2}, ["phrase_size=2", "image_size=32", "leave one of them"],
     ),
     "ngrams-of-pictures": (
         {"num_decoder_layers": 0, "image_size": 32, "ngram_size": 3}, ["ngram_size=3", "image_size=32", "leave one of them out"],

@@ -167,8 +167,8 @@ OTHERWISE = {
     "norm_eps": 1e-3, "activation": "gelu_new", "gated_feed_forward": True, "attention_bias": False, "attention_out_bias": True,
     "scale_attention": False, "feed_forward_bias": False, "qk_norm": True, "attention_window": 3, "position_encoding": "alibi",
     "relative_attention_num_buckets": 4, "relative_attention_max_distance": 19, "position_offset": 3, "scale_embedding": False,
-    "num_token_types": 2, "ngram_size": 2, "conv_size": 3, "phrase_size": 2, "embedding_norm": True, "norm_bias": False, "first_norm": False,
-    "dense_bias": False, "tie_word_embeddings": False, "embedding_tying": "target-output",
+    "num_token_types": 2, "ngram_size": 2, "conv_size": 3, "embedding_norm": True, "norm_bias": False, "first_norm": False,
+    "phrase_size": 2, "dense_bias": False, "tie_word_embeddings": False, "embedding_tying": "target-output",
     "output_transform": "scale", "output_bias": True, "logit_softcap": 2.0, "max_position_embeddings": 33, "pad_token_id": None,
 }  # fmt: skip
 OPPOSITE = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from exported import SHALLOW, check_answers, check_tokens, exporter, prompts, some_slow, trace_another, writer
-from models import tiny_config, tiny_language_model
+from models import V, tiny_config, tiny_language_model
 
 import glassformer
 import glassformer.exchange.onnx
@@ -46,6 +46,15 @@ def test_tokens_are_those_of_generate(export, shape, variant):
 )
 def test_answers_about_a_text_are_those_of_torch(export, head, shape):
     model = getattr(glassformer, head)(tiny_config(shape, **SHALLOW[shape])).eval()
+    folder, _ = export(model)
+    check_answers(model, folder)
+
+
+def test_votes_of_phrases_are_those_of_torch(export):
+    sizes = {"phrase_size": 2, "phrase_buckets": V, "num_labels": 3}
+    model = glassformer.GlassformerForSequenceClassification(tiny_config("encoder", **sizes, **SHALLOW["encoder"])).eval()
+    torch.nn.init.normal_(model.phrases.weight[1:])
+    model.phrases.owners[1:] = torch.arange(V)  # every word has a row
     folder, _ = export(model)
     check_answers(model, folder)
 

@@ -135,7 +135,7 @@ def test_a_saved_model_knows_its_phrases(tmp_path):
 
 
 def test_embeddings_in_the_place_of_ids_are_refused():
-    with pytest.raises(ValueError, match="phrase_size=3 looks up the ids of phrases.*pass input_ids"):
+    with pytest.raises(ValueError, match=r"phrase_size=3 looks up the ids of phrases.*pass input_ids"):
         model = classifier()
         model(inputs_embeds=model.get_input_embeddings()(ids()))
 
@@ -170,7 +170,8 @@ def test_phrases_of_several_rows_are_known_and_begin_as_naive_bayes_has_them(mon
         outside = {gram: everything[gram] - by_class[c][gram] + 1 for gram in expected}
         for gram in expected:
             ratio = math.log(inside[gram] / sum(inside.values()) * sum(outside.values()) / outside[gram])
-            assert phrases.weight[1 + key_of(gram) % phrases.num_buckets, c].item() * GAIN == pytest.approx(TRUST * ratio, abs=1e-5)
+            vote = GAIN * phrases.weight[1 + key_of(gram) % phrases.num_buckets, c].item()
+            assert vote == pytest.approx(TRUST * ratio, abs=1e-5)
 
 
 def test_of_phrases_that_meet_in_a_row_the_more_frequent_has_it():

@@ -7,8 +7,8 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """Before the first update: which phrases a classifier knows, and what naive Bayes says of them.
 
-A phrase is known if it is in several training rows. Its votes begin as the logarithms of how much more often it stands in rows of a
-class than in others, from which a linear model learns better than from zero (https://aclanthology.org/P12-2018).
+A phrase is known if it is in several training rows. Its votes begin as the logarithms of how much more often it stands in rows
+of a class than in others, from which a linear model learns better than from zero (https://aclanthology.org/P12-2018).
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def get_to_know(phrases: PhraseVotes, rows: Dataset, num_labels: int, with_votes
 
 
 def naive_bayes(of_class: np.ndarray, of_all: np.ndarray) -> np.ndarray:
-    """Rows that have each phrase, by class [K, C] and in all [K, 1] -> log P(phrase | class) / P(phrase | other classes) [K, C]"""
+    """Rows that have each phrase, by class [K, C] and in all [K, 1] -> log P(phrase | class) / P(phrase | others) [K, C]"""
     inside, outside = of_class + 1, of_all - of_class + 1
     return np.log(inside / inside.sum(0)) - np.log(outside / outside.sum(0))
 

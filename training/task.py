@@ -354,7 +354,7 @@ def build_model(task: Task, checkpoint: Path | None = None) -> PreTrainedModel:
 def introduce_phrases(task: Task, model: PreTrainedModel, with_votes: bool) -> None:
     """Checkpoints hold what phrases say, but not which they are: that is a matter of the training rows."""
     if "train" not in task.encoded:
-        raise RecipeError("model.phrase_size counts phrases before training, which a stream does not allow: leave one of them out.")
+        raise RecipeError("model.phrase_size counts phrases before training, which a stream does not allow: leave one out.")
     is_number = task.config.problem_type == "regression"
     get_to_know(model.phrases, task.encoded["train"], task.config.num_labels, with_votes and not is_number)
 
