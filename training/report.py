@@ -60,7 +60,7 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
         axes[2].legend()
     for axis in axes:
         axis.grid(alpha=0.3)
-    figure.savefig(picture, dpi=120)
+    figure.savefig(picture, dpi=110, pil_kwargs={"optimize": True})
 
 
 def plot(axis, records: list[dict[str, Any]], key: str, label: str, marker: str = "") -> None:
