@@ -208,7 +208,7 @@ def drawn(tmp_path, monkeypatch):
 def test_curves_are_a_picture_with_something_on_it(drawn, kind):
     axes, picture = drawn(LOGS[kind])
     assert len(axes) == (3 if kind == "with-metrics" else 2)
-    assert picture.shape[:2] == (432, 1560 if len(axes) == 3 else 1080)
+    assert picture.shape[:2] == (396, 1430 if len(axes) == 3 else 990)
     grey = picture[..., :3].mean(-1)
     assert 0.001 < (grey < 0.9).mean() < 0.2  # lines on white
 
