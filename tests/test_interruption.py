@@ -13,7 +13,7 @@ from recipes import tiny_recipe
 from test_training import EVERYTHING, assert_same_run
 
 
-OPTIONS = {**EVERYTHING, "training.steps": 24, "evaluation.every": 8, "checkpoints.every": 2, "checkpoints.final": "average",
+OPTIONS = {**EVERYTHING, "training.steps": 96, "evaluation.every": 32, "checkpoints.every": 4, "checkpoints.final": "average",
            "checkpoints.average": 3}  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def run_jobs(folder: Path, jobs: list[dict]) -> list[dict]:
 
 def random_kills(count: int) -> list[list]:
     moments = random.Random(count)
-    return [["SIGKILL", moments.choice([f"after {moments.randint(1, 2)}", moments.uniform(0.2, 2.0)])] for _ in range(count)]
+    return [["SIGKILL", moments.choice([f"after {moments.randint(1, 2)}", moments.uniform(0.1, 0.5)])] for _ in range(count)]
 
 
 def compare_with_peace(folder: Path, wars: dict[str, list[list]], **overrides) -> dict[str, dict]:
