@@ -48,11 +48,14 @@ class FewRows:
         self.is_large = weight.numel() >= 2**17
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.suits_onednn(len(x)) and x.dtype == self.weight.dtype:  # autocast may have changed it
+            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         if len(x) <= 2 and self.is_wide:
             return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
-        if len(x) > 2 and (self.is_large or len(x) >= 8) and x.dtype == self.weight.dtype:  # autocast may have changed it
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
+
+    def suits_onednn(self, rows: int) -> bool:
+        return rows >= 8 or (self.is_large and (rows > 2 or has_avx512()))
 
     @functools.cached_property
     def transposed(self) -> Tensor:
@@ -61,6 +64,11 @@ class FewRows:
     @functools.cached_property
     def packed(self) -> Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
+
+
+@functools.cache
+def has_avx512() -> bool:
+    return "AVX512" in torch.backends.cpu.get_cpu_capability()
 
 
 def is_plain(linear: nn.Module) -> bool:
