@@ -24,10 +24,9 @@ class PhraseVotes(nn.Embedding):
     """Sum over the known n-grams of a text, n = 1 ... N, of votes[n-gram], divided by the root of their number: [B, C].
 
     Added to the logits of the Transformer's classifier, as in wide and deep learning (https://arxiv.org/abs/1606.07792). On some
-    ten thousand texts a linear model of n-grams is hard to beat, for attention has to find a phrase before it can weigh it:
-    together they are better than either. A row belongs to one n-gram, its owner, and all others say nothing: hashed votes
-    of phrases that training has hardly seen are noise. Owners are chosen before training, from its texts; in a new model nobody
-    votes.
+    ten thousand texts a linear model of n-grams is hard to beat, for attention has to find a phrase before it can weigh it. A row
+    belongs to one n-gram, its owner, and all others say nothing: hashed votes of phrases that training has hardly seen are noise.
+    Owners are chosen before training, from its texts; in a new model nobody votes.
     """
 
     owners: Tensor
