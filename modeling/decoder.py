@@ -146,15 +146,18 @@ class Decoder(Stack):
         return slots, torch.arange(num_keys, device=x.device)[None] + first_key
 
     def mask_memory(self, x: Tensor, memory: Tensor | None, memory_mask: Tensor | None):
-        if memory is None:
-            if self.config.is_encoder_decoder:
-                raise ValueError("The encoder's output is missing: pass input_ids, inputs_embeds or encoder_outputs.")
-            return None
+        if memory is not None:
+            return cross_mask(self.config, x, memory, self.check_memory(x, memory, memory_mask))
+        if self.config.is_encoder_decoder:
+            raise ValueError("The encoder's output is missing: pass input_ids, inputs_embeds or encoder_outputs.")
+        return None
+
+    def check_memory(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor | None:
+        """Whether the encoder's output, and the mask that is returned, suit each other and the target."""
         if memory.dim() != 3 or memory.shape[-1] != self.config.d_model or not (is_tracing(memory) or memory.shape[1]):
             raise ValueError(
                 f"The encoder's output must be [batch, length, {self.config.d_model}] and not empty, but has the shape "
                 f"{list(memory.shape)}."
             )
         check_same_batch(self.ids_name, x.shape[0], "the encoder's output", memory.shape[0])
-        memory_mask = self.check_mask("attention_mask", memory_mask, x, memory.shape[1])
-        return cross_mask(self.config, x, memory, memory_mask)
+        return self.check_mask("attention_mask", memory_mask, x, memory.shape[1])

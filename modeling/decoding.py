@@ -9,9 +9,9 @@
 
 transformers' strategies hand the prompt to the ordinary forward pass, and from then on ask for the logits of one more token:
 `DecoderSteps` answers. The loops around it are transformers' own, except for plain greedy and beam search, where the rules are
-the same but little else is computed. A step runs the same layers on the same weights, but keeps
-keys and values in memory that is set aside once, does not copy what belongs to the source for every beam, and makes no
-masks where nothing is hidden.
+the same but little else is computed, and where a target that begins with its start token alone is written in steps from there
+on. A step runs the same layers on the same weights, but keeps keys and values in memory that is set aside once, does not copy
+what belongs to the source for every beam, and makes no masks where nothing is hidden.
 """
 
 from typing import Any
@@ -47,9 +47,8 @@ class StepwiseGeneration(GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         wants_more = generation_config.return_dict_in_generate or generation_mode not in STEP_BY_STEP
-        knows_more = {"decoder_attention_mask", "decoder_position_ids"} & set(model_kwargs) or (
-            mask is not None and mask.dim() > 2
-        )
+        told = {"decoder_attention_mask", "decoder_position_ids", "decoder_inputs_embeds"} & set(model_kwargs)
+        knows_more = told or (mask is not None and mask.dim() > 2)
         if cache is not None and cache is not given and not wants_more and not knows_more and can_step(self, cache):
             # A mark: this cache is nobody else's, each example has so many rows in it, and it will hold so many tokens.
             cache.rows_per_example = max(generation_config.num_beams, generation_config.num_return_sequences)
@@ -104,18 +103,24 @@ class StepwiseGeneration(GenerationMixin):
             logits = steps(beams.running[:, :, beams.length - 1].reshape(-1, 1))[:, 0]
 
     def read_prompt(self, input_ids: Tensor, generation_config, past_key_values, **kwargs) -> "tuple[Tensor, DecoderSteps]":
-        """The ordinary forward pass -> logits of the first new token [R, V], and steps for those after it.
+        """Logits of the first new token [R, V], and steps for those after it.
 
         So far the rows of an example are alike, and one of them is enough to compute.
         """
-        kwargs = {name: value for name, value in kwargs.items() if name not in ("synced_gpus", "streamer")}
-        copies = past_key_values.rows_per_example
-        once = {name: every(copies, value) for name, value in kwargs.items()} | {"past_key_values": past_key_values}
-        outputs = self._prefill(input_ids[::copies], generation_config, once)
-        kwargs = self._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=self.config.is_encoder_decoder)
-        if copies > 1:
-            getattr(past_key_values, "self_attention_cache", past_key_values).batch_repeat_interleave(copies)
-        return outputs.logits[:, -1].repeat_interleave(copies, dim=0), DecoderSteps(self, **kwargs)
+        copies, past_key_values.rows_per_example = past_key_values.rows_per_example, 1
+        kwargs = {name: every(copies, value) for name, value in kwargs.items() if name not in ("synced_gpus", "streamer")}
+        kwargs["past_key_values"] = past_key_values
+        input_ids = input_ids[::copies]
+        if self.config.is_encoder_decoder and input_ids.shape[1] == 1:
+            read_source(self.get_decoder(), **kwargs)
+            steps = DecoderSteps(self, **kwargs)
+            logits = steps(input_ids)
+        else:
+            outputs = self._prefill(input_ids, generation_config, kwargs)
+            kwargs = self._update_model_kwargs_for_generation(outputs, kwargs, self.config.is_encoder_decoder)
+            logits, steps = outputs.logits, DecoderSteps(self, **kwargs)
+        steps.repeat(copies)
+        return logits[:, -1].repeat_interleave(copies, dim=0), steps
 
     def _reorder_cache(self, past_key_values: Cache, rows: Tensor) -> Cache:
         """Beam search goes on with these rows."""
@@ -154,6 +159,15 @@ def is_marked(cache: Cache | None) -> bool:
     return getattr(cache, "rows_per_example", None) is not None
 
 
+def read_source(decoder: Decoder, past_key_values: EncoderDecoderCache, encoder_outputs, attention_mask=None, **kwargs) -> None:
+    """Fills a cache with keys and values of the source, and with none of the target: it has not begun."""
+    memory = encoder_outputs[0]
+    decoder.check_memory(memory, memory, attention_mask)
+    for layer in decoder.layers:
+        keys, values = layer.cross_attn.memory_keys_and_values(memory, memory, past_key_values)
+        past_key_values.self_attention_cache.update(keys[:, :, :0], values[:, :, :0], layer.self_attn.layer_idx)
+
+
 def steps_of(cache: Cache | None) -> "DecoderSteps | None":
     return getattr(cache, "steps", None)
 
@@ -165,7 +179,7 @@ class DecoderSteps:
         model: a language model with a decoder.
         past_key_values: keys and values of the prompt and, with an encoder, of the source.
         attention_mask: which tokens are no padding, of the source if there is one, else of the prompt.
-        position_ids: positions of prompt and next token, where they are not 0, 1, 2, ...
+        position_ids: positions of prompt and next token, where they are not 0, 1, 2, ...; with an encoder, those of the source.
     """
 
     def __init__(self, model: Any, past_key_values: Cache, attention_mask: Tensor | None = None, position_ids=None, **kwargs):
@@ -181,18 +195,26 @@ class DecoderSteps:
             kept[0, :, :, : self.length], kept[1, :, :, : self.length] = layer.keys, layer.values
         self.memory: list[tuple[Tensor, Tensor] | None] = [None] * len(past)
         self.memory_mask = self.prompt_mask = None
-        mask = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
+        self.position = torch.full((1, 1), self.length, device=self.past.device)  # [R or 1, 1]
+        mask = None if attention_mask is None or attention_mask.all() else attention_mask.bool()[:, None, None]
         if has_memory:
-            # The rows of an example have one source, of which there may be a copy for each of them, or one.
-            examples, sources = rows // cache.rows_per_example, cache.cross_attention_cache.layers
-            apart = slice(None, None, len(sources[0].keys) // examples)
-            self.memory = [(layer.keys[apart], layer.values[apart]) for layer in sources]
-            self.memory_mask = None if mask is None else mask[:: cache.rows_per_example, None, None]  # [B, 1, 1, S]
+            apart = slice(None, None, cache.rows_per_example)  # the rows of an example have one source
+            self.memory = [(layer.keys[apart], layer.values[apart]) for layer in cache.cross_attention_cache.layers]
+            self.memory_mask = None if mask is None else mask[apart]  # [B, 1, 1, S]
         else:
-            self.prompt_mask = None if mask is None else mask[:, None, None, : self.length]  # [R, 1, 1, T of the prompt]
-        position = torch.tensor([[self.length]]) if position_ids is None else position_ids[:, -1:]
-        self.position = position.to(self.past.device)
+            self.prompt_mask = None if mask is None else mask[..., : self.length]  # [R, 1, 1, T of the prompt]
+            self.position = self.position if position_ids is None else position_ids[:, -1:].to(self.past.device)
         self.steps = 0
+
+    def repeat(self, copies: int) -> None:
+        """So many rows in the place of each; an example's source stays one."""
+        if copies == 1:
+            return
+        self.past = self.past.repeat_interleave(copies, dim=2)
+        if self.prompt_mask is not None:
+            self.prompt_mask = self.prompt_mask.repeat_interleave(copies, dim=0)
+        if len(self.position) > 1:
+            self.position = self.position.repeat_interleave(copies, dim=0)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Tokens [R, 1], the newest of each row -> logits [R, 1, V]"""
@@ -323,7 +345,7 @@ _prepared: WeakKeyDictionary[Any, tuple[list[Any], Prepared]] = WeakKeyDictionar
 def prepared(model: Any) -> Prepared:
     """The layers and the output layer, ready for steps; made anew only when weights have changed."""
     decoder = model.get_decoder()
-    weights = [*decoder.parameters(), *model.lm_head.parameters()]
+    weights = [*decoder.layers.parameters(), *model.lm_head.parameters()]
     versions = [None if weight.is_inference() else weight._version for weight in weights]
     sums = torch.stack([weight.detach().sum().float() for weight in weights]).tolist()  # `.data` is written without a new version
     state = [*map(id, weights), *map(id, decoder.modules()), *versions, *sums]

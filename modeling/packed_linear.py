@@ -13,6 +13,7 @@ quarter to read.
 """
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -43,32 +44,33 @@ class FewRows:
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.weight, self.bias = weight, bias
-        outputs, inputs = weight.shape
-        self.is_wide = outputs >= 2 * inputs
-        self.is_large = weight.numel() >= 2**17
+        self.is_small, self.is_large = weight.numel() <= 2**16, weight.numel() > 2**18
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.suits_onednn(len(x)) and x.dtype == self.weight.dtype:  # autocast may have changed it
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        if len(x) <= 2 and self.is_wide:
-            return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
-        return F.linear(x, self.weight, self.bias)
+        rows = x.shape[0]
+        if x.dtype != self.weight.dtype or (self.is_small and rows < 8):  # autocast may have changed the type
+            return F.linear(x, self.weight, self.bias)
+        if rows == 1 and not self.is_large:
+            return self.multiply_pieces(x)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
-    def suits_onednn(self, rows: int) -> bool:
-        return rows >= 8 or (self.is_large and (rows > 2 or has_avx512()))
+    def multiply_pieces(self, x: Tensor) -> Tensor:
+        """One row [1, D] -> [1, N]. To read the weights is what takes time here, and each core reads pieces of them."""
+        weight, bias = self.pieces
+        x = x.expand(len(weight), 1, -1)
+        return (torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)).view(1, -1)
 
     @functools.cached_property
-    def transposed(self) -> Tensor:
-        return self.weight.T.contiguous()
+    def pieces(self) -> tuple[Tensor, Tensor | None]:
+        """Columns of W^T [P, D, N / P], and their biases [P, 1, N / P]."""
+        outputs, inputs = self.weight.shape
+        count = math.gcd(outputs, 4)
+        weight = self.weight.view(count, -1, inputs).transpose(1, 2).contiguous()
+        return weight, None if self.bias is None else self.bias.view(count, 1, -1)
 
     @functools.cached_property
     def packed(self) -> Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
-
-
-@functools.cache
-def has_avx512() -> bool:
-    return "AVX512" in torch.backends.cpu.get_cpu_capability()
 
 
 def is_plain(linear: nn.Module) -> bool:

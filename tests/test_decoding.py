@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from models import VARIANTS, tiny_language_model
+from models import VARIANTS, D, tiny_language_model
 from peft import LoraConfig, get_peft_model
 from test_generation import talkative_model, words
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
+from transformers.modeling_outputs import BaseModelOutput
 
 from glassformer import decoding, quantize_int8
 from glassformer.beams import topk_of_many
@@ -68,7 +69,8 @@ def test_tokens_are_those_of_the_ordinary_way(shape, search, variant, count_step
     model = talkative_model(shape, **VARIANTS[variant], max_position_embeddings=90)
     found, expected = both_ways(model, **prompt(shape), max_new_tokens=length, **SEARCHES[search])
     assert torch.equal(found, expected)
-    assert len(count_steps) == length - 1
+    prompt_is_a_step = shape == "encoder-decoder" and search in ("greedy", "beams", "several")
+    assert len(count_steps) == length - (not prompt_is_a_step)
 
 
 @each_shape
@@ -117,20 +119,51 @@ def test_a_prompt_for_the_decoder_of_an_encoder_decoder():
     assert torch.equal(found, expected)
 
 
-@each_shape
-def test_a_prompt_is_read_once_for_all_beams_of_an_example(shape, monkeypatch):
+@pytest.mark.parametrize("search", ["greedy", "beams"])
+def test_positions_of_a_source_are_not_those_of_the_target(search, count_steps):
+    model = talkative_model("encoder-decoder")
+    options = {**prompt("encoder-decoder"), "position_ids": torch.arange(6).flip(0).expand(3, -1) + 3}
+    found, expected = both_ways(model, **options, max_new_tokens=20, **SEARCHES[search])
+    assert torch.equal(found, expected) and count_steps
+    options["position_ids"] = options["position_ids"].flip(1)
+    assert not torch.equal(model.generate(**options, max_new_tokens=20, **SEARCHES[search]), found)
+
+
+@pytest.mark.parametrize("shape, length", [("encoder-decoder", 1), ("encoder-decoder", 4), ("decoder", 6)])
+def test_a_prompt_is_read_once_for_all_beams_of_an_example(shape, length, monkeypatch):
     model, inputs, rows = talkative_model(shape), prompt(shape), []
-    name, forward = "decoder_input_ids" if shape == "encoder-decoder" else "input_ids", type(model).forward
+    embedding = model.get_decoder().embed_tokens
+    embed = type(embedding).forward
+    if shape == "encoder-decoder" and length > 1:
+        inputs["decoder_input_ids"] = words(3, length - 1)  # after the start token
 
-    def count_rows(self, **kwargs):
-        rows.append(len(kwargs[name]))
-        return forward(self, **kwargs)
+    def count_rows(self, ids):
+        if ids.shape[1] == length:  # of the target: sources are longer, or the only prompt
+            rows.append(len(ids))
+        return embed(self, ids)
 
-    monkeypatch.setattr(type(model), "forward", count_rows)
+    monkeypatch.setattr(type(embedding), "forward", count_rows)
     found = model.generate(**inputs, max_new_tokens=5, num_beams=4)
-    assert rows == [3]
+    assert rows[0] == 3 and rows[1:] == [12] * (4 if length == 1 else 0)
     assert torch.equal(found, long_way(model, **inputs, max_new_tokens=5, num_beams=4))
-    assert rows[1] == 12
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ({"decoder_start_token_id": 1000}, "1000"),
+        ({"encoder_outputs": BaseModelOutput(torch.randn(3, 6, D + 1))}, "encoder's output"),
+        ({"encoder_outputs": BaseModelOutput(torch.randn(3, 7, D))}, "attention_mask"),
+    ],
+    ids=["start", "width", "length"],
+)
+def test_what_does_not_fit_is_told_in_steps_too(wrong, told):
+    model = talkative_model("encoder-decoder")
+    with pytest.raises(ValueError, match=told) as ours:
+        model.generate(**prompt("encoder-decoder"), **wrong, max_new_tokens=3)
+    with pytest.raises(ValueError) as ordinary:
+        long_way(model, **prompt("encoder-decoder"), **wrong, max_new_tokens=3)
+    assert str(ours.value) == str(ordinary.value)
 
 
 @pytest.mark.parametrize("rows, length, wanted", [(3, 70, 8), (2, 40_000, 8), (70, 64 * 20, 5), (70, 64 * 20 + 9, 10)])
@@ -209,7 +242,7 @@ def test_only_rows_that_change_are_moved():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 40])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("sizes", [(512, 300), (300, 512), (8, 12)], ids=str)
+@pytest.mark.parametrize("sizes", [(512, 300), (301, 512), (1024, 512), (8, 12)], ids=str)
 def test_joined_products_are_the_products(rows, bias, sizes):
     outputs, inputs = sizes
     linears = [nn.Linear(inputs, outputs, bias=bias), nn.Linear(inputs, 20, bias=bias)]
@@ -252,7 +285,7 @@ def test_a_model_of_eight_bits_generates_nearly_the_same(shape, count_steps):
     assert not any(type(module) is nn.Linear for module in small.modules())
     assert 0 < (found - expected).std() < 0.05 * expected.std()
     found, expected = both_ways(small, **inputs, max_new_tokens=10)
-    assert torch.equal(found, expected) and len(count_steps) == 9
+    assert torch.equal(found, expected) and len(count_steps) == (10 if shape == "encoder-decoder" else 9)
 
 
 def test_what_eight_bits_cannot_do_is_told_in_a_sentence(tmp_path):
