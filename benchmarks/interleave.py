@@ -32,13 +32,15 @@ Result = dict[str, Any]
 class Entry:
     """A contestant: `prepare` names a function as "module:function", which is called with the arguments in a new process.
 
-    `like_training` sets up the process as `glassformer train` does: its memory, and its matrix products.
+    `like_training` sets up the process as `glassformer train` does: its memory, and its matrix products. `threads` are its own
+    where it does not have as many as the others.
     """
 
     name: str
     prepare: str
     arguments: dict[str, Any] = field(default_factory=dict)
     like_training: bool = False
+    threads: int | None = None
 
 
 @dataclass
@@ -129,7 +131,7 @@ def interleave(
     workers: dict[str, Worker] = {}
     try:
         for entry in entries:
-            workers[entry.name] = Worker(entry, thread_settings(threads))
+            workers[entry.name] = Worker(entry, thread_settings(entry.threads or threads))
         for name in list(workers):
             _ask(workers, name, measured, lambda worker: measured.facts.update({worker.entry.name: worker.receive()["ready"]}))
         for number in range(rounds + 1):

@@ -111,14 +111,15 @@ def toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return lambda name, **arguments: Entry(name, "toy:prepare", {"name": name, **arguments})
+    return lambda name, threads=None, **arguments: Entry(name, "toy:prepare", {"name": name, **arguments}, threads=threads)
 
 
 def test_contestants_take_turns_in_an_order_that_changes_and_can_be_repeated(toy):
     settings = {"few": {"size": 1}, "many": {"size": 2}}
-    measured = interleave([toy("a"), toy("b"), toy("c")], 2, settings, threads=3)
+    measured = interleave([toy("a", threads=1), toy("b"), toy("c")], 2, settings, threads=3)
     assert measured.values("a", "seconds", "few") == [3, 5] and measured.values("a", "size", "many") == [2, 2]
-    assert measured.values("b", "threads", "few") == ["3", "3"] and measured.facts["c"] == {"name": "c"} and not measured.notes
+    assert [measured.values(name, "threads", "few") for name in "ab"] == [["1", "1"], ["3", "3"]]
+    assert measured.facts["c"] == {"name": "c"} and not measured.notes
     turns = Path("turns").read_text().split()
     orders = [tuple(turns[start : start + 3]) for start in range(0, 18, 3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(set(orders)) > 1
@@ -245,21 +246,42 @@ def test_a_writer_that_stops_early_is_not_compared(monkeypatch):
         run(beams=1, batch=2)
 
 
+def turns_of(**seconds):
+    return {name.replace("_", " "): generation.Turns(1, values) for name, values in seconds.items()}
+
+
+def test_each_counts_with_as_many_threads_as_it_is_fastest_with():
+    entries = {
+        "Marian, 1 thread": [3.0, 1.0, 1.0], "Marian, 2 threads": [0.9, 2.0, 2.0],
+        "glassformer, ONNX Runtime, 1 thread": [0.5], "glassformer, ONNX Runtime, 2 threads": [0.4],
+    }  # fmt: skip
+    rounds = {name: [{"seconds": value} for value in values] for name, values in entries.items()}
+    found = generation.best_turns(Measurements(rounds={"greedy": rounds}), "greedy")
+    assert list(found) == ["glassformer, ONNX Runtime", "Marian"]
+    assert found["Marian"] == (1, [3.0, 1.0, 1.0]) and found["glassformer, ONNX Runtime"] == (2, [0.4])
+
+
+@pytest.mark.parametrize("threads, counts", [(2, [1, 2]), (1, [1])])
+def test_writers_run_with_one_thread_and_with_all(threads, counts, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Options, "interleave", lambda self, entries, settings: seen.extend(entries) or Measurements())
+    monkeypatch.setattr(generation, "best_turns", lambda *_: {})
+    list(generation.measure(Options(size="small", threads=threads, only=["Marian"])))
+    assert [(entry.threads, entry.arguments["threads"]) for entry in seen] == [(count, count) for count in counts]
+
+
 def test_rates_are_related_to_marian_and_to_ctranslate2_of_the_same_precision():
-    seconds = {OURS: 0.5, "Marian": 1.0, "CTranslate2": 0.25, "CTranslate2 int8": 0.125, "glassformer int8": 0.25}
-    measured = Measurements(rounds={"greedy": {name: [{"seconds": value}] for name, value in seconds.items()}})
-    found = generation.rate_table("case", "greedy", measured).data["contestants"]
+    turns = turns_of(glassformer=[0.5], Marian=[1.0], CTranslate2=[0.25], CTranslate2_int8=[0.125], glassformer_int8=[0.25])
+    found = generation.rate_table("case", "greedy", turns, []).data["contestants"]
     assert [found[OURS][key].median for key in ("tokens_per_second", "to_marian", "to_ctranslate2")] == [2.0, 2.0, 0.5]
     assert found["glassformer int8"]["to_ctranslate2"].median == 0.5
 
 
 def test_the_best_of_our_ways_is_held_against_ctranslate2_of_the_same_precision():
-    seconds = {
-        OURS: [1.0, 1.0, 1.0], "glassformer, ONNX Runtime": [0.5, 2.0, 0.5], "glassformer int8": [0.4, 0.4, 0.4],
-        "Marian": [1.5, 1.6, 1.7], "CTranslate2": [0.6, 0.6, 0.6],
-    }  # fmt: skip
-    rounds = {name: [{"seconds": value} for value in values] for name, values in seconds.items()}
-    table = generation.best_table("case", ["greedy"], Measurements(rounds={"greedy": rounds}))
+    turns = turns_of(glassformer_int8=[0.4, 0.4, 0.4])
+    turns["glassformer, ONNX Runtime"] = generation.Turns(2, [0.5, 2.0, 0.5])
+    turns |= turns_of(CTranslate2=[0.6, 0.6, 0.6], glassformer=[1.0, 1.0, 1.0], Marian=[1.5, 1.6, 1.7])
+    table = generation.best_table("case", {"greedy": turns}, [])
     found = table.data["best"]["greedy"]
     assert found["generate"] == (OURS, pytest.approx((1.6, 1.55, 1.65)))
     assert found["CTranslate2"] == ("glassformer, ONNX Runtime", pytest.approx((1.2, 0.75, 1.2)))
