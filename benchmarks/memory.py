@@ -32,7 +32,6 @@ from .worker import Prepared
 logger = logging.getLogger("glassformer")
 
 COUNTER = Path("/proc/self/clear_refs")
-STEP_CASES = ("encoder-decoder small", "encoder-decoder base", "decoder like Llama", "decoder like GPT-2")
 LARGE_VOCABULARY = Sizes(32000, 256, 8, 1024, 0, 2, batch=8, length=256)
 LONG = Sizes(1000, 256, 8, 256, 0, 1, batch=1, length=4096)
 SIX_LAYERS = Sizes(1000, 256, 8, 1024, 0, 6, batch=4, length=256)
@@ -126,8 +125,8 @@ def measure(options: Options) -> Iterator[Table]:
         logger.info(f"memory: left out, for peaks are read from {COUNTER}, which only Linux has.")
         return
     options = dataclasses.replace(options, rounds=1 if options.quick else min(options.rounds or ROUNDS, ROUNDS))
-    for name in STEP_CASES:
-        if CASES[name].size in options.sizes:
+    for name, case in CASES.items():
+        if case.size in options.sizes:
             logger.info(f"memory: {name}")
             yield bytes_table(f"a training step, {name}", options.interleave(step_entries(name, options)), {"case": name})
     if options.wants(OURS):

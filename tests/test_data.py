@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from recipes import ROWS, TASKS, keep_caches_in, rows_of, task_recipe, tiny_reci
 
 from glassformer.training import corpora
 from glassformer.training import task as task_module
-from glassformer.training.data import DataError, default_cache, encode_rows, fingerprint, is_missing, load_rows, load_split
+from glassformer.training.data import (
+    Column,
+    DataError,
+    default_cache,
+    encode_rows,
+    fingerprint,
+    is_missing,
+    load_rows,
+    load_split,
+)
 from glassformer.training.objectives import OBJECTIVES
 from glassformer.training.recipe import Data, RecipeError
 from glassformer.training.task import fitting, prepare, train_tokenizers
@@ -752,3 +762,34 @@ def test_numbers_of_classes_whose_names_are_digits_stay_what_they_are(tmp_path, 
     )  # fmt: skip
     task = prepare(recipe)
     assert task.encoded["train"]["label"][:] == [0, 1, 2] and task.config.id2label == {0: "1", 1: "2", 2: "3"}
+
+
+# Columns
+
+
+VALUES = {
+    "ids": [[7, 8, 9], [], [1], [2, 3], [4, 5, 6, 7], [0]],
+    "label": [0, 3, 1, 2, 1, 0],
+    "score": [0.5, -1.0, 2.0, 0.0, 1.5, 3.0],
+    "classes": [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]],
+    "text": ["a", "", "c", "d e", "f", "g"],
+}
+ARRANGED = {
+    "one chunk": lambda rows: rows,
+    "several chunks": lambda rows: concatenate_datasets([rows.select(range(*part)) for part in ((2,), (2, 3), (3, 6))]),
+    "a part of a chunk": lambda rows: rows.select(range(2, 6)),
+    "another order": lambda rows: rows.select([5, 0, 3, 3, 1]),
+    "a file": lambda rows: rows.map(lambda row: row, cache_file_name=str(Path("rows.arrow").absolute()), writer_batch_size=2),
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGED)
+@pytest.mark.parametrize("name", VALUES)
+def test_a_column_has_the_values_of_its_rows(name, arranged, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ARRANGED[arranged](Dataset.from_dict(VALUES))
+    wanted = [3, 0, 2, 3]
+    for column in (Column(rows, name), pickle.loads(pickle.dumps(Column(rows, name)))):
+        found = [value.tolist() if name == "ids" else value for value in column.take(wanted)]
+        assert found == rows[wanted][name] and all(type(one) is type(VALUES[name][0]) for one in found)
+        assert list(column[1]) == rows[1][name] if name == "ids" else column[1] == rows[1][name]

@@ -19,7 +19,7 @@ from glassformer.checks import IGNORED
 from glassformer.training import recipe
 from glassformer.training.data import DataError
 from glassformer.training.evaluation import predict_rows
-from glassformer.training.objectives import OBJECTIVES, class_number, stack
+from glassformer.training.objectives import OBJECTIVES, class_number, filled, stack
 from glassformer.training.tokenization import special_ids, train_tokenizer
 
 
@@ -193,7 +193,7 @@ def test_rows_are_padded_on_the_right_and_padding_is_not_asked(name):
 def test_stacked_rows_stand_left_or_right():
     rows = [[5, 6, 7], np.array([8]), []]
     assert stack(rows, 0).tolist() == [[5, 6, 7], [8, 0, 0], [0, 0, 0]]
-    assert stack(rows, IGNORED, left=True).tolist() == [[5, 6, 7], [IGNORED, IGNORED, 8], [IGNORED] * 3]
+    assert stack(rows, IGNORED, filled(rows, left=True)).tolist() == [[5, 6, 7], [IGNORED, IGNORED, 8], [IGNORED] * 3]
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "causal_lm", "masked_lm"])

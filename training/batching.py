@@ -24,7 +24,7 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .data import TokenColumn
+from .data import Column
 from .recipe import Batching
 
 
@@ -147,8 +147,7 @@ class TableSource:
         self.rows, self.batching, self.seed, self.block_size, self.shuffle = rows, batching, seed, block_size, shuffle
         self.overlap, self.vary = overlap, vary
         self.lengths = np.asarray(rows.with_format("numpy")["length"][:], dtype=np.int64)
-        names = [name for name in ("input_ids", "words") if name in rows.column_names]
-        self.columns = {} if block_size is None else {name: TokenColumn(rows, name) for name in names}
+        self.columns = {name: Column(rows, name) for name in rows.column_names if name not in ("length", "cut")}
 
     def plan(self, epoch: int) -> tuple[Blocks | None, list[np.ndarray]]:
         rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
@@ -163,7 +162,7 @@ class TableSource:
             yield self._varied(epoch, seed)
             return
         blocks, plan = self.plan(epoch)
-        examples = RowExamples(self.rows, seed) if blocks is None else PackedExamples(self.columns, blocks, seed)
+        examples = RowExamples(self.columns, seed) if blocks is None else PackedExamples(self.columns, blocks, seed)
         yield Window(None, examples, plan)
 
     def _varied(self, epoch: int, seed: int) -> Window:
@@ -171,7 +170,7 @@ class TableSource:
         columns = self.vary(np.random.default_rng([seed, 1]))
         lengths = np.max([[len(ids) for ids in column] for column in columns.values()], axis=0)
         rng = np.random.default_rng([self.seed, epoch])
-        return Window(None, RowExamples(self.rows, seed, columns), plan_batches(lengths, self.batching, rng))
+        return Window(None, RowExamples(self.columns, seed, columns), plan_batches(lengths, self.batching, rng))
 
     def num_batches(self, epoch: int) -> int:
         return len(self.plan(epoch)[1])
@@ -214,19 +213,20 @@ class RowExamples:
     `others` are columns in the place of those of the rows.
     """
 
-    def __init__(self, rows: Dataset, seed: int, others: dict[str, list] | None = None):
-        self.rows, self.seed, self.others = rows, seed, others or {}
+    def __init__(self, columns: dict[str, Column], seed: int, others: dict[str, list] | None = None):
+        self.columns, self.seed, self.others = columns, seed, others or {}
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        columns = self.rows[numbers] | {name: [column[number] for number in numbers] for name, column in self.others.items()}
-        features = [dict(zip(columns, values)) for values in zip(*columns.values())]
-        return [{**feature, "seed": (self.seed, number)} for feature, number in zip(features, numbers)]
+        columns = {name: column.take(numbers) for name, column in self.columns.items() if name not in self.others}
+        columns |= {name: [column[number] for number in numbers] for name, column in self.others.items()}
+        seeds = [(self.seed, number) for number in numbers]
+        return [dict(zip(("seed", *columns), values)) for values in zip(seeds, *columns.values())]
 
 
 class PackedExamples:
     """Rows made of parts of documents; `words` numbers the word of each token, where the objective wants to know."""
 
-    def __init__(self, columns: dict[str, TokenColumn], blocks: Blocks, seed: int):
+    def __init__(self, columns: dict[str, Column], blocks: Blocks, seed: int):
         self.columns, self.blocks, self.seed = columns, blocks, seed
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
@@ -234,11 +234,11 @@ class PackedExamples:
 
     def row(self, number: int) -> dict[str, Any]:
         parts = self.blocks[number]
-        documents = [self.columns["input_ids"].slice(*part) for part in parts]
+        documents = [self.columns["input_ids"][document][start:end] for document, start, end in parts]
         context = self.blocks.context(number)
         feature: dict[str, Any] = {"documents": documents, "seed": (self.seed, number), "context": context}
         if "words" in self.columns:
-            feature["words"] = np.concatenate([self.columns["words"].slice(*part) for part in parts])
+            feature["words"] = np.concatenate([self.columns["words"][document][start:end] for document, start, end in parts])
         return feature
 
 

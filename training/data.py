@@ -20,11 +20,12 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 from datasets import Dataset, IterableDataset, ReadInstruction
@@ -442,16 +443,35 @@ def default_cache() -> Path:
     return Path(os.environ.get("GLASSFORMER_CACHE") or Path(datasets.config.HF_DATASETS_CACHE) / "glassformer")
 
 
-def tokens_of(rows: Dataset, column: str = "input_ids") -> "TokenColumn":
-    return TokenColumn(rows, column)
+class Column:
+    """The values of a column by row, read where they lie: lists of whole numbers as numpy arrays, all else as Python has it."""
+
+    def __init__(self, rows: Dataset, name: str):
+        self.rows, self.name = rows, name
+        self.order = None if rows._indices is None else rows._indices.column(0).to_numpy().astype(np.int64)
+        column = rows.data.column(name)
+        self.numbers = column.to_numpy() if pa.types.is_primitive(column.type) else None
+        self.ends = np.cumsum([len(chunk) for chunk in column.chunks])
+        self.readers = [reader_of(chunk) for chunk in column.chunks]
+
+    def __reduce__(self):
+        return Column, (self.rows, self.name)  # for a process that loads data: the file, not what is in it
+
+    def __getitem__(self, row: int) -> Any:
+        return self.take([row])[0]
+
+    def take(self, rows: Sequence[int]) -> list[Any]:
+        places = np.asarray(rows) if self.order is None else self.order[rows]
+        if self.numbers is not None:
+            return self.numbers[places].tolist()
+        chunks = np.searchsorted(self.ends, places, side="right")
+        from_end = (places - self.ends[chunks]).tolist()  # of its chunk, and so below zero
+        return [self.readers[chunk](place) for chunk, place in zip(chunks.tolist(), from_end)]
 
 
-class TokenColumn:
-    """The token ids of each document, in slices, without decoding the rest of it."""
-
-    def __init__(self, rows: Dataset, column: str):
-        table = rows if rows._indices is None else rows.flatten_indices()
-        self.lists: pa.ChunkedArray = table.data.column(column)
-
-    def slice(self, document: int, start: int, end: int):
-        return self.lists[document].values.slice(start, end - start).to_numpy()
+def reader_of(chunk: pa.Array) -> Callable[[int], Any]:
+    """The function of a place, counted from the end, that gives what stands there."""
+    if not pa.types.is_list(chunk.type) or not pa.types.is_integer(chunk.type.value_type):
+        return lambda place: chunk[place].as_py()
+    limits, numbers = chunk.offsets.to_numpy(), chunk.values.to_numpy()
+    return lambda place: numbers[limits[place - 1] : limits[place]]

@@ -119,15 +119,15 @@ class Objective:
 
     # Padding
 
-    @property
+    @cached_property
     def pad_id(self) -> int:
         """What fills rows up: where a tokenizer has no token for it any will do, for the mask hides it."""
         return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
 
     def pad(self, ids: list[Any], left: bool = False) -> dict[str, Tensor]:
         """Token ids of unequal length -> input_ids and attention_mask, both [B, longest]."""
-        ones = [np.ones(len(tokens), dtype=bool) for tokens in ids]
-        return {"input_ids": stack(ids, self.pad_id, left), "attention_mask": stack(ones, False, left)}
+        places = filled(ids, left)
+        return {"input_ids": stack(ids, self.pad_id, places), "attention_mask": torch.from_numpy(places)}
 
     def inputs(self, model: PreTrainedModel, features: Features, left: bool = False) -> dict[str, Tensor]:
         """What a model is asked to read, where it is."""
@@ -145,13 +145,19 @@ def cut(tokens: list, length: int) -> list:
     return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
 
 
-def stack(rows: list[Any], filler: Any, left: bool = False) -> Tensor:
-    """Rows of unequal length -> [B, longest]."""
-    longest = max(len(row) for row in rows)
-    table = np.full((len(rows), longest), filler, dtype=np.asarray(filler).dtype)
-    for line, row in zip(table, rows):
-        line[longest - len(row) if left else 0 : longest if left else len(row)] = row
+def stack(rows: list[Any], filler: Any, places: np.ndarray | None = None) -> Tensor:
+    """Rows of unequal length -> [B, longest]. `places` are where they go, by default `filled(rows)`."""
+    places = filled(rows) if places is None else places
+    table = np.full(places.shape, filler, dtype=np.asarray(filler).dtype)
+    table[places] = np.concatenate(rows)
     return torch.from_numpy(table)
+
+
+def filled(rows: list[Any], left: bool = False) -> np.ndarray:
+    """Where there is something, once rows of unequal length stand in a table: [B, longest]"""
+    lengths = np.array([len(row) for row in rows])[:, None]
+    places = np.arange(lengths.max())
+    return places >= lengths.max() - lengths if left else places < lengths
 
 
 # Text to text
