@@ -27,6 +27,7 @@ from transformers.utils import ModelOutput
 
 from .attention import scaled_dot_product_attention
 from .beams import Beams
+from .checks import check_token_ids
 from .decoder import Decoder, DecoderLayer
 from .embeddings import softcap
 from .packed_linear import Product, join
@@ -114,6 +115,7 @@ class StepwiseGeneration(GenerationMixin):
         if self.config.is_encoder_decoder and input_ids.shape[1] == 1:
             read_source(self.get_decoder(), **kwargs)
             steps = DecoderSteps(self, **kwargs)
+            check_token_ids(input_ids, self.config.vocab_size)
             logits = steps(input_ids)
         else:
             outputs = self._prefill(input_ids, generation_config, kwargs)
@@ -185,6 +187,7 @@ class DecoderSteps:
     def __init__(self, model: Any, past_key_values: Cache, attention_mask: Tensor | None = None, position_ids=None, **kwargs):
         cache = past_key_values
         self.decoder: Decoder = model.get_decoder()
+        self.embed = getattr(self.decoder.embed_tokens, "look_up", self.decoder.embed_tokens)
         self.layers, self.logits = prepared(model)
         has_memory = isinstance(cache, EncoderDecoderCache)
         past: list[DynamicLayer] = (cache.self_attention_cache if has_memory else cache).layers
@@ -219,7 +222,7 @@ class DecoderSteps:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Tokens [R, 1], the newest of each row -> logits [R, 1, V]"""
         decoder = self.decoder
-        x = self.enter(decoder.embed_tokens(tokens))
+        x = self.enter(self.embed(tokens))
         self.make_room()
         self.length += 1
         slots = torch.arange(self.length, device=x.device)[None]
@@ -347,7 +350,8 @@ def prepared(model: Any) -> Prepared:
     decoder = model.get_decoder()
     weights = [*decoder.layers.parameters(), *model.lm_head.parameters()]
     versions = [None if weight.is_inference() else weight._version for weight in weights]
-    sums = torch.stack([weight.detach().sum().float() for weight in weights]).tolist()  # `.data` is written without a new version
+    with torch.no_grad():  # `.data` is written without a new version
+        sums = torch.stack([weight.sum(dtype=torch.float32) for weight in weights]).tolist()
     state = [*map(id, weights), *map(id, decoder.modules()), *versions, *sums]
     if model not in _prepared or _prepared[model][0] != state:
         _prepared[model] = state, ([LayerStep(layer) for layer in decoder.layers], output_product(model))

@@ -34,7 +34,11 @@ class TokenEmbedding(nn.Embedding):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_token_ids(input_ids, self.num_embeddings)
-        return super().forward(input_ids) * self.scale  # [B, T] -> [B, T, D]
+        return self.look_up(input_ids)
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, D]. Ids that the model itself has chosen need no check."""
+        return super().forward(input_ids) * self.scale
 
 
 class NgramEmbedding(nn.Embedding):

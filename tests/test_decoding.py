@@ -133,16 +133,16 @@ def test_positions_of_a_source_are_not_those_of_the_target(search, count_steps):
 def test_a_prompt_is_read_once_for_all_beams_of_an_example(shape, length, monkeypatch):
     model, inputs, rows = talkative_model(shape), prompt(shape), []
     embedding = model.get_decoder().embed_tokens
-    embed = type(embedding).forward
+    look_up = type(embedding).look_up
     if shape == "encoder-decoder" and length > 1:
         inputs["decoder_input_ids"] = words(3, length - 1)  # after the start token
 
     def count_rows(self, ids):
         if ids.shape[1] == length:  # of the target: sources are longer, or the only prompt
             rows.append(len(ids))
-        return embed(self, ids)
+        return look_up(self, ids)
 
-    monkeypatch.setattr(type(embedding), "forward", count_rows)
+    monkeypatch.setattr(type(embedding), "look_up", count_rows)
     found = model.generate(**inputs, max_new_tokens=5, num_beams=4)
     assert rows[0] == 3 and rows[1:] == [12] * (4 if length == 1 else 0)
     assert torch.equal(found, long_way(model, **inputs, max_new_tokens=5, num_beams=4))
