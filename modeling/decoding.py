@@ -29,7 +29,7 @@ from .attention import scaled_dot_product_attention
 from .beams import Beams
 from .checks import check_token_ids
 from .decoder import Decoder, DecoderLayer
-from .embeddings import softcap
+from .embeddings import TokenEmbedding, softcap
 from .packed_linear import Product, join
 from .positions import SinusoidalPositionEncoding, rotate
 
@@ -113,9 +113,9 @@ class StepwiseGeneration(GenerationMixin):
         kwargs["past_key_values"] = past_key_values
         input_ids = input_ids[::copies]
         if self.config.is_encoder_decoder and input_ids.shape[1] == 1:
+            check_token_ids(input_ids, self.config.vocab_size)
             read_source(self.get_decoder(), **kwargs)
             steps = DecoderSteps(self, **kwargs)
-            check_token_ids(input_ids, self.config.vocab_size)
             logits = steps(input_ids)
         else:
             outputs = self._prefill(input_ids, generation_config, kwargs)
@@ -187,7 +187,8 @@ class DecoderSteps:
     def __init__(self, model: Any, past_key_values: Cache, attention_mask: Tensor | None = None, position_ids=None, **kwargs):
         cache = past_key_values
         self.decoder: Decoder = model.get_decoder()
-        self.embed = getattr(self.decoder.embed_tokens, "look_up", self.decoder.embed_tokens)
+        embedding = self.decoder.embed_tokens
+        self.embed = embedding.look_up if type(embedding) is TokenEmbedding else embedding  # which an adapter may wrap
         self.layers, self.logits = prepared(model)
         has_memory = isinstance(cache, EncoderDecoderCache)
         past: list[DynamicLayer] = (cache.self_attention_cache if has_memory else cache).layers

@@ -65,7 +65,7 @@ class FewRows:
         """Columns of W^T [P, D, N / P], and their biases [P, 1, N / P]."""
         outputs, inputs = self.weight.shape
         count = math.gcd(outputs, 4)
-        weight = self.weight.view(count, -1, inputs).transpose(1, 2).contiguous()
+        weight = self.weight.reshape(count, -1, inputs).transpose(1, 2).contiguous()
         return weight, None if self.bias is None else self.bias.view(count, 1, -1)
 
     @functools.cached_property

@@ -239,6 +239,18 @@ def test_writers_write_as_many_tokens_as_they_are_asked_for(name):
         assert write(generation.make_sources(batch, 512), beams) == generation.LENGTH
 
 
+def test_torch_has_one_thread_where_ctranslate2_works(monkeypatch):
+    need("CTranslate2")
+    seen, convert, usual = [], generation.convert_marian, torch.get_num_threads()
+    monkeypatch.setattr(generation, "convert_marian", lambda *args: seen.append(torch.get_num_threads()) or convert(*args))
+    torch.set_num_threads(2)
+    try:
+        generation.CONTESTANTS["CTranslate2"](TINY["encoder-decoder"], 2)
+    finally:
+        torch.set_num_threads(usual)
+    assert seen == [1]
+
+
 def test_a_writer_that_stops_early_is_not_compared(monkeypatch):
     monkeypatch.setitem(generation.CONTESTANTS, "lazy", lambda sizes, threads: lambda sources, beams: 3)
     _, run = generation.prepare("lazy", dataclasses.asdict(TINY["encoder-decoder"]), threads=1, seconds=0.01)

@@ -212,6 +212,18 @@ def test_adapters_are_used(shape, count_steps):
         assert not torch.equal(model.generate(**prompt(shape), max_new_tokens=15), found)
 
 
+@each_shape
+def test_adapters_of_embeddings_are_used(shape, count_steps):
+    model = get_peft_model(talkative_model(shape), LoraConfig(target_modules=["embed_tokens"]))
+    for name, weight in model.named_parameters():
+        if "lora_embedding" in name:
+            nn.init.normal_(weight, std=0.5)
+    found, expected = both_ways(model.eval(), **prompt(shape), max_new_tokens=15)
+    assert torch.equal(found, expected) and count_steps
+    with model.disable_adapter():
+        assert not torch.equal(model.generate(**prompt(shape), max_new_tokens=15), found)
+
+
 @pytest.mark.parametrize(
     "watch",
     [
