@@ -10,8 +10,10 @@
     reads only          model      input_ids, attention_mask -> logits
     reads pictures      model      pixel_values -> logits
     decoder             model      new tokens, past -> logits, present
+                        ranking    logits, scores -> the best candidates of a beam search
     encoder-decoder     encoder    input_ids, attention_mask -> memory
                         decoder    new tokens, memory_mask, memory, past -> logits, present
+                        ranking
 
 `past` and `present` are keys and values of the tokens so far, a pair for each layer, with no tokens at the beginning; `memory`
 are those of the source, projected once. New tokens are input_ids, position_ids and past_position_ids, and an attention_mask that
@@ -97,9 +99,9 @@ def load_model(folder: str | Path) -> PreTrainedModel:
 
 def graphs_of(model: PreTrainedModel) -> dict[str, "Graph"]:
     if type(model).__name__ == "GlassformerForCausalLM":
-        return {"model": Writer(model)}
+        return {"model": Writer(model), "ranking": Ranking(model)}
     if type(model).__name__ == "GlassformerForConditionalGeneration":
-        return {"encoder": Memory(model), "decoder": WriterFromMemory(model)}
+        return {"encoder": Memory(model), "decoder": WriterFromMemory(model), "ranking": Ranking(model)}
     return {"model": Viewer(model) if model.config.image_size else Reader(model)}
 
 
@@ -300,6 +302,24 @@ class WriterFromMemory(Writer):
         """In the place of the encoder's output, whose keys and values are in the cache: for its shape alone."""
         keys = memory[0][0]
         return keys.new_zeros(keys.shape[0], keys.shape[2], self.model.config.d_model)
+
+
+class Ranking(Graph):
+    """The best continuations of all sequences of an example: a step of beam search, as far as every word has a part in it."""
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        return {"logits": {0: "batch", 1: "beams"}, "scores": {0: "batch", 1: "beams"}, "wanted": {}}
+
+    def sample(self, batch: int, length: int, past: int) -> dict[str, Any]:
+        """As many beams as there are tokens otherwise."""
+        logits = torch.randn(batch, length, self.model.config.vocab_size)
+        return {"logits": logits, "scores": torch.randn(batch, length), "wanted": torch.tensor(2 * length)}
+
+    def forward(self, logits: Tensor, scores: Tensor, wanted: Tensor) -> dict[str, Tensor]:
+        """Logits of the next token [B, W, V], scores of what is continued [B, W], how many -> scores, and places in W * V."""
+        best = (logits.log_softmax(dim=-1) + scores[..., None]).flatten(1).topk(wanted.item())
+        return {"best": best.values, "places": best.indices}
 
 
 class JoinedAttention(nn.Module):

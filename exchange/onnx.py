@@ -7,9 +7,11 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """ONNX: the graphs of a model for ONNX Runtime, which runs them without torch."""
 
+import contextlib
 import logging
 import math
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from .graphs import TOLERANCE, Graph, export_graphs, flatten
+from .graphs import TOLERANCE, Graph, JoinedAttention, export_graphs, flatten
 
 
 # B batch, H heads, G key/value heads, T queries, S keys, K width of a head
@@ -39,11 +41,40 @@ def attention_forward(
     **kwargs,
 ) -> tuple[Tensor, None]:
     """Attention as one operation of the graph: [B, H, T, K], keys and values [B, G, S, K] -> [B, T, H, K]."""
-    if mask is not None:
-        mask = mask.expand(-1, -1, query.shape[2], -1)  # ONNX Runtime does not repeat it for all queries
-        hidden = torch.where(mask, 0.0, torch.finfo(query.dtype).min)
-        position_bias = hidden if position_bias is None else position_bias + hidden
-    return torch.onnx.ops.attention(query, key, value, position_bias, scale=scaling)[0].transpose(1, 2), None
+    bias = additive(mask, position_bias, query.shape[2], query.dtype)
+    return torch.onnx.ops.attention(query, key, value, bias, scale=scaling)[0].transpose(1, 2), None
+
+
+def additive(mask: Tensor | None, bias: Tensor | None, queries: int, dtype: torch.dtype) -> Tensor | None:
+    """A mask and a bias as what is added to scores, [B or 1, H or 1, T, S]."""
+    if mask is None:
+        return bias
+    if mask.shape[2] != queries:
+        mask = mask.expand(-1, -1, queries, -1)  # ONNX Runtime does not repeat it for all queries
+    hidden = torch.where(mask, 0.0, torch.finfo(dtype).min)
+    return hidden if bias is None else bias + hidden
+
+
+class SideBySide(nn.Module):
+    """Self-attention, and what it adds to the past, as one operation whose heads lie side by side from beginning to end."""
+
+    def __init__(self, joined: JoinedAttention):
+        super().__init__()
+        self.joined, self.d_model = joined, joined.d_model
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, position_bias: Tensor | None, rotary: Any, past_key_values: Any, **kwargs
+    ) -> tuple[Tensor, Tensor | None]:
+        joined, attention = self.joined, self.joined.attention
+        if rotary is not None or attention.pruned is not None or type(attention.q_norm) is not nn.Identity:
+            return joined(x, mask, position_bias, rotary, past_key_values, **kwargs)  # something is done to heads by themselves
+        past = getattr(past_key_values, "self_attention_cache", past_key_values).layers[attention.layer_idx]
+        q, k, v = joined.product(x).split([heads * joined.d_k for heads in joined.sizes], dim=-1)
+        output, past.keys, past.values, _ = torch.onnx.ops.attention(
+            q, k, v, additive(mask, position_bias, x.shape[1], x.dtype), past.keys, past.values,
+            scale=attention.scaling, q_num_heads=joined.sizes[0], kv_num_heads=joined.sizes[1],
+        )  # fmt: skip
+        return attention.out_proj(output), None
 
 
 OPERATION = "operation"
@@ -75,17 +106,28 @@ def check_packages() -> None:
 
 
 def trace(graph: Graph) -> Any:
-    sample, usual = graph.trace_sample(), graph.model.config._attn_implementation
-    graph.model.set_attn_implementation(OPERATION)
+    sample = graph.trace_sample()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it would miss torchvision
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), attention_as_operations(graph.model):
         warnings.filterwarnings("ignore", "# The axis name", UserWarning)  # that several inputs share an axis is as it should be
-        program = torch.onnx.export(
+        return torch.onnx.export(
             graph, kwargs=sample, dynamo=True, dynamic_shapes=graph.axes, verbose=False, opset_version=OPSET,
             input_names=list(flatten(sample)), output_names=list(graph(**sample)),
         )  # fmt: skip
-    graph.model.set_attn_implementation(usual)  # what is written will be compared with
-    return program
+
+
+@contextlib.contextmanager
+def attention_as_operations(model: PreTrainedModel) -> Iterator[None]:
+    """While a graph is traced: what is written will be compared with the model as it was."""
+    usual = model.config._attn_implementation
+    layers: list[Any] = [module for module in model.modules() if isinstance(getattr(module, "self_attn", None), JoinedAttention)]
+    model.set_attn_implementation(OPERATION)
+    for layer in layers:
+        layer.self_attn = SideBySide(layer.self_attn)
+    yield
+    for layer in layers:
+        layer.self_attn = layer.self_attn.joined
+    model.set_attn_implementation(usual)
 
 
 def separate_output_layer(model: PreTrainedModel) -> None:

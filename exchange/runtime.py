@@ -11,12 +11,10 @@ This file needs nothing of ours, so that it can be copied to where a model is to
 of `generate` from `modeling/beams.py`.
 """
 
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,7 +49,7 @@ def load_onnx(path: Path, threads: int) -> Callable[[Tensors], Tensors]:
     # A sum and a norm in one are slower than one after the other: 1.5 of 12 ms in a step of 128 rows.
     session = InferenceSession(path, options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"])
     names = [output.name for output in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(None, inputs)))
+    return lambda inputs: dict(zip(names, session.run(names, inputs)))
 
 
 def of_torch(program: Callable[..., Any]) -> Callable[[Tensors], Tensors]:
@@ -60,7 +58,7 @@ def of_torch(program: Callable[..., Any]) -> Callable[[Tensors], Tensors]:
     @torch.inference_mode()
     def run(inputs: Tensors) -> Tensors:
         # In one piece: compiled programs step through memory without asking how it is laid out.
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in inputs.items()}
+        tensors = {name: torch.from_numpy(np.asarray(value, order="C")) for name, value in inputs.items()}
         outputs = program(**nest(tensors))
         return {name: value.numpy() for name, value in outputs.items()}
 
@@ -74,19 +72,6 @@ def nest(inputs: dict[str, Any]) -> dict[str, Any]:
         layers = range(sum(each.startswith(f"{name}.") for each in inputs) // 2)
         nested[name] = [(inputs[f"{name}.{layer}.key"], inputs[f"{name}.{layer}.value"]) for layer in layers]
     return nested
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Other threads of torch would wait actively for its next work, and keep those of ONNX Runtime from the cores."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class ExportedModel:
@@ -103,7 +88,7 @@ class ExportedModel:
         self.settings = json.loads(settings.read_text()) if settings.exists() else {}
 
     def run(self, name: str, inputs: Tensors) -> Tensors:
-        """Inputs by name -> outputs by name, of `model`, `encoder` or `decoder`."""
+        """Inputs by name -> outputs by name, of `model`, `encoder`, `decoder` or `ranking`."""
         return self.graphs[name](inputs)
 
     def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray, max_new_tokens: int, num_beams: int = 1) -> np.ndarray:
@@ -114,51 +99,43 @@ class ExportedModel:
         search = self.write_greedily if num_beams == 1 else functools.partial(self.write_with_beams, num_beams)
         return search(prompt, steps, max_new_tokens)
 
-    def write_greedily(self, written: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
-        ended, pad = np.zeros(len(written), dtype=bool), self.settings.get("pad_token_id") or 0
-        end, logits = self.settings.get("eos_token_id"), steps.read(written)  # [B, 1, V]
+    def write_greedily(self, prompt: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
+        ends, pad = self.ends, self.settings.get("pad_token_id") or 0
+        written, ended, logits = [prompt], np.zeros((len(prompt), 1), dtype=bool), steps.read(prompt)  # [B, 1, V]
         for left in reversed(range(max_new_tokens)):
-            token = np.where(ended[:, None], pad, logits.argmax(-1))
-            written = np.concatenate((written, token), axis=1)
-            ended |= np.isin(token[:, 0], [] if end is None else end)
+            token = logits.argmax(axis=-1)  # [B, 1]
+            if ends:
+                token = np.where(ended, pad, token)
+                ended |= (token[..., None] == ends).any(axis=-1)
+            written.append(token)
             if left == 0 or ended.all():
                 break
             logits = steps.go_on(token, np.zeros_like(token))
-        return written
+        return np.concatenate(written, axis=1)
 
     def write_with_beams(self, num_beams: int, prompt: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
-        import torch
-
-        with torch.inference_mode():
-            beams, logits = self.new_beams(num_beams, prompt, max_new_tokens), steps.read(prompt, num_beams)
-            while True:
-                with one_thread():
-                    rows = beams.advance(torch.from_numpy(logits.reshape(-1, logits.shape[-1])))
-                if beams.is_over:
-                    return beams.best(1).numpy()
-                tokens, origin = beams.running[:, :, beams.length - 1].numpy(), rows.numpy().reshape(-1, num_beams) % num_beams
-                logits = steps.go_on(tokens, origin)
+        beams, logits = self.new_beams(num_beams, prompt, max_new_tokens), steps.read(prompt, num_beams)  # [B, W, V]
+        while True:
+            ranked = self.run("ranking", {"logits": logits, "scores": beams.scores, "wanted": np.array(beams.wanted)})
+            origin = beams.advance(ranked["best"], *np.divmod(ranked["places"], logits.shape[-1]))
+            if beams.is_over:
+                return beams.best(1)
+            logits = steps.go_on(beams.newest, origin)
 
     def new_beams(self, num_beams: int, prompt: np.ndarray, max_new_tokens: int) -> Any:
-        import torch
-
         try:
             from glassformer.beams import Beams
         except ImportError as error:
             raise ImportError("Beam search needs more than this file: pip install glassformer, or num_beams=1.") from error
-        known = {name: value for name, value in self.settings.items() if value is not None}
-        ends, pad = known.get("eos_token_id"), known.get("pad_token_id")
-        return Beams(
-            torch.from_numpy(prompt.repeat(num_beams, 0)),
-            SimpleNamespace(
-                num_beams=num_beams,
-                max_length=prompt.shape[1] + max_new_tokens,
-                length_penalty=known.get("length_penalty", 1.0),
-                early_stopping=known.get("early_stopping", False),
-                _eos_token_tensor=None if ends is None else torch.tensor(ends).view(-1),
-                _pad_token_tensor=None if pad is None else torch.tensor(pad),
-            ),
-        )
+        names = ("pad_token_id", "length_penalty", "early_stopping")
+        known = {name.removesuffix("_token_id"): self.settings[name] for name in names if self.settings.get(name) is not None}
+        return Beams(prompt.repeat(num_beams, 0), num_beams, prompt.shape[1] + max_new_tokens, self.ends, **known)
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an answer."""
+        end = self.settings.get("eos_token_id")
+        return [] if end is None else end if isinstance(end, list) else [end]
 
     def begin(self, input_ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, "Steps"]:
         """The first tokens of every example [B, T], and what makes logits of the next ones."""
@@ -193,22 +170,22 @@ class Steps:
         """Tokens [B, T] -> logits of the one after them, the same for all beams: [B, W, V]"""
         logits = self.run(prompt)[:, -1:].repeat(num_beams, 1)
         self.visible = self.visible[:, -1:].repeat(num_beams, 1)
+        self.positions = self.positions[:, -1:].repeat(num_beams, 1)
+        itself = np.eye(num_beams, dtype=bool)
+        self.examples, self.itself = np.arange(len(prompt))[:, None], np.broadcast_to(itself, (len(prompt), *itself.shape))
         return logits
 
     def go_on(self, tokens: np.ndarray, origin: np.ndarray) -> np.ndarray:
         """One more token of every beam, and the beam that it continues, both [B, W] -> logits [B, W, V]"""
-        (batch, width), past = tokens.shape, self.visible.shape[-1]
-        visible = np.empty((batch, width, past + width), dtype=bool)
-        visible[..., :past] = self.visible[np.arange(batch)[:, None], origin]
-        visible[..., past:] = np.eye(width)  # itself, and none of the other beams
-        self.visible = visible
-        self.past_positions = np.concatenate((self.past_positions, self.positions), axis=1)
-        self.positions = (self.positions[:, -1:] + 1).repeat(width, 1)
+        # What the beam that it continues sees, itself, and none of the other beams
+        self.visible = np.concatenate((self.visible[self.examples, origin], self.itself), axis=2)
+        self.positions = self.positions + 1
         return self.run(tokens)
 
     def run(self, tokens: np.ndarray) -> np.ndarray:
         places = {"position_ids": self.positions, "past_position_ids": self.past_positions, "attention_mask": self.visible}
         outputs = self.model.run(self.name, {"input_ids": tokens, **places, **self.inputs, **self.past})
         logits = outputs.pop("logits")
+        self.past_positions = np.concatenate((self.past_positions, self.positions), axis=1)
         self.past = {name.replace("present", "past"): value for name, value in outputs.items()}
         return logits

@@ -8,16 +8,21 @@
 """Beam search, the case that most people use: transformers' own rules, without looking at what cannot have changed.
 
 Every example has `width` running sequences and as many places for finished ones. At each step the best continuations of
-all running sequences are ranked; those that end compete for the places of the finished, the others run on.
+all running sequences are ranked; those that end compete for the places of the finished, the others run on. Ranking reads
+a score for each word and is torch's; everything else is about a few numbers, for which numpy's operations start sooner.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 # B examples, W beams of an example, C candidates for them, R = B * W rows, L longest length, V vocabulary
 
-NEVER = -1.0e9  # a score that loses against any other
+NEVER = np.float32(-1.0e9)  # a score that loses against any other
 
 
 class Beams:
@@ -25,102 +30,122 @@ class Beams:
 
     Args:
         prompt: tokens [R, length], each example's rows alike.
-        settings: transformers' GenerationConfig.
+        width: beams of an example.
+        longest: how long a sequence may get, with its prompt.
+        ends: tokens that end a sequence.
+        pad: what follows an end.
     """
 
-    def __init__(self, prompt: Tensor, settings):
-        self.width, self.longest = settings.num_beams, settings.max_length
-        self.length_penalty, self.early_stopping = settings.length_penalty, settings.early_stopping
-        self.ends, pad = settings._eos_token_tensor, settings._pad_token_tensor
+    def __init__(
+        self,
+        prompt: np.ndarray,
+        width: int,
+        longest: int,
+        ends: Sequence[int] = (),
+        pad: int | None = None,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+    ):
+        self.width, self.longest, self.ends = width, longest, np.array(ends, dtype=prompt.dtype)
+        self.length_penalty, self.early_stopping = length_penalty, early_stopping
         self.length = self.prompt_length = prompt.shape[1]
-        rows = prompt.view(-1, self.width, self.length)
-        filler = -1 if self.ends is None else (pad or self.ends[0])
-        self.running = prompt.new_full((len(rows), self.width, self.longest), filler)  # [B, W, L]
+        rows = prompt.reshape(-1, width, self.length)
+        filler = (pad or ends[0]) if len(ends) else -1
+        self.running = np.full((len(rows), width, longest), filler, prompt.dtype)  # [B, W, L]
         self.running[:, :, : self.length] = rows
-        self.scores = torch.zeros(rows.shape[:2], device=prompt.device)  # [B, W]
+        self.scores = np.zeros(rows.shape[:2], np.float32)  # [B, W]
         self.scores[:, 1:] = NEVER  # the first candidates come from one row, for all rows of an example are alike
-        self.finished = self.running.clone()
-        self.finished_scores = torch.full_like(self.scores, NEVER)
-        self.finished_lengths = torch.zeros_like(self.scores, dtype=torch.long)
-        self.is_finished = torch.zeros_like(self.scores, dtype=torch.bool)
-        self.can_improve = torch.ones_like(self.scores[:, :1], dtype=torch.bool)  # [B, 1]
-        self.is_over = False
+        self.finished = self.running.copy()
+        self.finished_scores = np.full_like(self.scores, NEVER)
+        self.finished_lengths = np.zeros_like(self.scores, dtype=int)
+        self.is_finished = np.zeros_like(self.scores, dtype=bool)
+        self.can_improve = np.ones_like(self.scores[:, :1], dtype=bool)  # [B, 1]
+        self.some_finished = self.is_over = False
 
-    def advance(self, logits: Tensor) -> Tensor:
-        """Logits of the next token [R, V] -> the rows that the new running sequences come from [R]."""
-        scores, origin, tokens = self.rank(logits)
+    @property
+    def newest(self) -> np.ndarray:
+        """The last token of every running sequence [B, W]."""
+        return self.running[:, :, self.length - 1]
+
+    @property
+    def wanted(self) -> int:
+        """How many candidates to rank: so many that enough are left to run on, even if the best ones all end."""
+        return self.width * max(2, 1 + len(self.ends))
+
+    def advance(self, scores: np.ndarray, origin: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Candidates, best first, the sequences that they continue, their tokens, each [B, C] -> what is continued [B, W]."""
         self.length += 1
-        ended = torch.zeros_like(tokens, dtype=torch.bool) if self.ends is None else torch.isin(tokens, self.ends)
+        ended = (tokens[..., None] == self.ends).any(axis=-1)
         is_last = self.length >= self.longest
-        some_ended = is_last or bool(ended[:, : self.width].any())
-        if some_ended:
+        if is_last or ended.any():
             self.finish(scores, origin, tokens, ended | is_last)
-        if self.ends is not None:
-            scores = scores + ended * NEVER
-            best = scores.topk(self.width).indices
-            scores, origin, tokens = (candidates.gather(1, best) for candidates in (scores, origin, tokens))
-        self.scores, origin, tokens = scores[:, : self.width], origin[:, : self.width], tokens[:, : self.width]
+            best = highest(scores + ended * NEVER, self.width)
+            scores, origin, tokens = (take(candidates, best) for candidates in (scores, origin, tokens))
+        self.scores, origin = scores[:, : self.width], origin[:, : self.width]
         self.running = take(self.running, origin)
-        self.running[:, :, self.length - 1] = tokens
-        if some_ended:
+        self.newest[:] = tokens[:, : self.width]
+        if self.some_finished:
             self.is_over = is_last or not self.goes_on(ended)
-        elif self.is_finished.any():
-            self.is_over = not self.goes_on(ended)
-        return (origin + torch.arange(len(origin), device=origin.device)[:, None] * self.width).flatten()
+        return origin
 
-    def rank(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best candidates of each example: their scores, the sequences they continue and their tokens, each [B, C]."""
-        size = logits.shape[-1]
-        scores = logits.float().log_softmax(dim=-1).view(-1, self.width, size).add_(self.scores[..., None])
-        # So many that enough are left to run on, even if the best ones all end.
-        wanted = self.width * max(2, 1 + (0 if self.ends is None else len(self.ends)))
-        best, places = topk_of_many(scores.flatten(1), wanted)
-        return best, places // size, places % size
-
-    def finish(self, scores: Tensor, origin: Tensor, tokens: Tensor, ended: Tensor) -> None:
+    def finish(self, scores: np.ndarray, origin: np.ndarray, tokens: np.ndarray, ended: np.ndarray) -> None:
         """Candidates that end, and are among the best, take the places of worse finished ones."""
-        scores = scores / (self.length - self.prompt_length) ** self.length_penalty
-        among_best = torch.arange(scores.shape[1], device=scores.device) < self.width
-        closed = ~self.can_improve | (self.is_finished.all(dim=1, keepdim=True) & (self.early_stopping is True))
-        scores = scores + closed * NEVER + ~(ended & among_best) * NEVER
+        scores = scores / np.float32((self.length - self.prompt_length) ** self.length_penalty)
+        ended = ended & (np.arange(scores.shape[1]) < self.width)  # among the best
+        closed = ~self.can_improve | (self.is_finished.all(axis=1, keepdims=True) & (self.early_stopping is True))
+        scores = scores + closed * NEVER + ~ended * NEVER
         sequences = take(self.running, origin)
         sequences[:, :, self.length - 1] = tokens
-        lengths = torch.full_like(tokens, self.length)
-        best = torch.cat((self.finished_scores, scores), dim=1).topk(self.width).indices
-        self.finished_scores = torch.cat((self.finished_scores, scores), dim=1).gather(1, best)
-        self.finished = take(torch.cat((self.finished, sequences), dim=1), best)
-        self.finished_lengths = torch.cat((self.finished_lengths, lengths), dim=1).gather(1, best)
-        self.is_finished = torch.cat((self.is_finished, ended & among_best), dim=1).gather(1, best)
+        known = self.finished_scores, self.finished, self.finished_lengths, self.is_finished
+        new = scores, sequences, np.full_like(tokens, self.length), ended
+        places = [np.concatenate(pair, axis=1) for pair in zip(known, new)]
+        best = highest(places[0], self.width)
+        self.finished_scores, self.finished, self.finished_lengths, self.is_finished = (take(each, best) for each in places)
+        self.some_finished = True
 
-    def goes_on(self, ended: Tensor) -> bool:
+    def goes_on(self, ended: np.ndarray) -> bool:
         """Whether a running sequence may still beat a finished one, by transformers' estimate of how good it can get."""
         never = self.early_stopping == "never" and self.length_penalty > 0.0
         length = (self.longest if never else self.length) - self.prompt_length
-        hoped_for = self.scores[:, :1] / length**self.length_penalty
-        worst = torch.where(self.is_finished, self.finished_scores.min(dim=1, keepdim=True).values, NEVER)
-        self.can_improve = self.can_improve & (hoped_for > worst).any(dim=1, keepdim=True)
-        all_finished = self.early_stopping is True and bool(self.is_finished.all())
-        return bool(self.can_improve.any()) and not all_finished and not bool(ended.all())
+        hoped_for = self.scores[:, :1] / np.float32(length**self.length_penalty)
+        worst = np.where(self.is_finished, self.finished_scores.min(axis=1, keepdims=True), NEVER)
+        self.can_improve = self.can_improve & (hoped_for > worst).any(axis=1, keepdims=True)
+        all_finished = self.early_stopping is True and self.is_finished.all()
+        return bool(self.can_improve.any() and not all_finished and not ended.all())
 
-    def best(self, how_many: int) -> Tensor:
+    def best(self, how_many: int) -> np.ndarray:
         """The best finished sequences of each example: [B * how_many, longest of them]"""
-        return self.finished[:, :how_many, : self.finished_lengths[:, :how_many].max()].flatten(0, 1)
+        longest = self.finished_lengths[:, :how_many].max()
+        return self.finished[:, :how_many, :longest].reshape(-1, longest)
 
 
-def topk_of_many(scores: Tensor, wanted: int, group: int = 64) -> tuple[Tensor, Tensor]:
+def rank(logits: Tensor, scores: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The best candidates, given logits of the next token [R, V] and the scores of all sequences [B, W]: what `advance` takes."""
+    size, before = logits.shape[-1], torch.from_numpy(scores).to(logits.device)
+    after = logits.float().log_softmax(dim=-1).view(*scores.shape, size).add_(before[..., None])
+    best, places = topk_of_many(after.flatten(1), wanted)
+    return best, *np.divmod(places, size)
+
+
+def topk_of_many(scores: Tensor, wanted: int, group: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """`scores.topk(wanted)` for rows [B, n] that are long: only groups whose best are among the best of all are looked into."""
-    length = scores.shape[1] // group * group
-    if length < 2 * wanted * group or scores.numel() < 2**16:
+    if scores.shape[1] < 2 * wanted * group or scores.numel() < 2**15:
         best, places = scores.topk(wanted)
-        return best, places
-    groups, rest = scores[:, :length].unflatten(1, (-1, group)), scores[:, length:]  # [B, n / group, group], [B, n % group]
-    which = groups.amax(dim=2).topk(wanted).indices[..., None]  # [B, wanted, 1]
-    places = torch.arange(group, device=scores.device) + which * group
-    places = torch.cat((places.flatten(1), torch.arange(length, scores.shape[1], device=scores.device).expand(rest.shape)), dim=1)
-    best, found = torch.cat((groups.gather(1, which.expand(-1, -1, group)).flatten(1), rest), dim=1).topk(wanted)
-    return best, places.gather(1, found)
+        return best.cpu().numpy(), places.cpu().numpy()
+    if scores.shape[1] % group:
+        scores = F.pad(scores, (0, -scores.shape[1] % group), value=float("-inf"))
+    groups = scores.view(len(scores), -1, group)
+    which = groups.amax(dim=2).topk(wanted).indices  # [B, wanted]
+    likely = groups.gather(1, which[..., None].expand(-1, -1, group)).flatten(1)
+    best, found = (each.cpu().numpy() for each in likely.topk(wanted))
+    return best, take(which.cpu().numpy(), found // group) * group + found % group
 
 
-def take(sequences: Tensor, which: Tensor) -> Tensor:
-    """sequences [B, n, L], which [B, m] -> [B, m, L]"""
-    return sequences.gather(1, which[..., None].expand(-1, -1, sequences.shape[-1]))
+def highest(scores: np.ndarray, how_many: int) -> np.ndarray:
+    """Where in each row the highest scores are, the best first: [B, n] -> [B, how_many]"""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :how_many]
+
+
+def take(candidates: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """candidates [B, n, ...], which [B, m] -> [B, m, ...]"""
+    return candidates[np.arange(len(which))[:, None], which]

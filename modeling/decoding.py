@@ -17,6 +17,7 @@ what belongs to the source for every beam, and makes no masks where nothing is h
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -26,7 +27,7 @@ from transformers.generation import EosTokenCriteria, GenerationMixin, Generatio
 from transformers.utils import ModelOutput
 
 from .attention import scaled_dot_product_attention
-from .beams import Beams
+from .beams import Beams, rank
 from .checks import check_token_ids
 from .decoder import Decoder, DecoderLayer
 from .embeddings import TokenEmbedding, softcap
@@ -95,13 +96,18 @@ class StepwiseGeneration(GenerationMixin):
     def write_with_beams(self, input_ids: Tensor, generation_config, **kwargs) -> Tensor:
         """The likeliest sequences that beam search finds."""
         logits, steps = self.read_prompt(input_ids, generation_config, **kwargs)
-        beams = Beams(input_ids, generation_config)
+        settings, ends, pad = generation_config, generation_config._eos_token_tensor, generation_config._pad_token_tensor
+        beams = Beams(
+            input_ids.cpu().numpy(), settings.num_beams, settings.max_length, () if ends is None else ends.tolist(),
+            None if pad is None else int(pad), settings.length_penalty, settings.early_stopping,
+        )  # fmt: skip
+        first_rows = np.arange(0, len(input_ids), beams.width)[:, None]  # of each example
         while True:
-            rows = beams.advance(logits)
+            origin = beams.advance(*rank(logits, beams.scores, beams.wanted))
             if beams.is_over:
-                return beams.best(generation_config.num_return_sequences)
-            steps.reorder(rows)
-            logits = steps(beams.running[:, :, beams.length - 1].reshape(-1, 1))[:, 0]
+                return torch.from_numpy(beams.best(settings.num_return_sequences)).to(input_ids.device)
+            steps.reorder(torch.from_numpy(first_rows + origin).flatten().to(input_ids.device))
+            logits = steps(torch.from_numpy(beams.newest.reshape(-1, 1)).to(input_ids.device))[:, 0]
 
     def read_prompt(self, input_ids: Tensor, generation_config, past_key_values, **kwargs) -> "tuple[Tensor, DecoderSteps]":
         """Logits of the first new token [R, V], and steps for those after it.

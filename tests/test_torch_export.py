@@ -2,7 +2,6 @@
 
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from exported import SHALLOW, check_answers, check_tokens, exporter, prompts, some_slow, trace_another, writer
@@ -13,7 +12,6 @@ from test_cli import call
 import glassformer
 import glassformer.exchange.runtime
 import glassformer.exchange.torch_export
-from glassformer.beams import Beams
 from glassformer.exchange.runtime import ExportedModel
 from glassformer.exchange.torch_export import export_torch
 from glassformer.pruning import prune_heads
@@ -33,20 +31,6 @@ def test_tokens_are_those_of_generate(export, shape, variant):
     folder, differences = export(model)
     assert all(difference < 1e-4 for difference in differences.values())
     check_tokens(model, folder, shape)
-
-
-def test_beams_are_ranked_with_one_thread_and_the_graph_has_its_own(export, monkeypatch):
-    seen, advance, usual = [], Beams.advance, torch.get_num_threads()
-    monkeypatch.setattr(Beams, "advance", lambda *args: seen.append(torch.get_num_threads()) or advance(*args))
-    graphs = ExportedModel(export(writer("decoder", "default"))[0])
-    run = graphs.graphs["model"]
-    graphs.graphs["model"] = lambda inputs: seen.append(torch.get_num_threads()) or run(inputs)
-    torch.set_num_threads(2)
-    try:
-        graphs.generate(np.array([[5, 6]]), np.ones((1, 2)), max_new_tokens=2, num_beams=2)
-        assert seen == [2, 1, 2, 1] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(usual)
 
 
 @needs_compiler
