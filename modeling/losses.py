@@ -122,8 +122,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         """hidden [N, D], weight [V, D], labels [N], each of them a class -> the sum of N losses."""
         total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         if with_gradient:
-            # [N, D] and [D, V], which is how products with a large vocabulary are fastest
-            ctx.gradients = of_hidden, of_weight = torch.empty_like(hidden), weight.new_zeros(weight.shape[::-1])
+            ctx.gradients = of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         for start in range(0, len(labels), chunk):
             piece = slice(start, start + chunk)
             log_p = F.linear(hidden[piece], weight).to(total.dtype).log_softmax(-1)  # [chunk, V]
@@ -131,7 +130,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if with_gradient:
                 gradient = smoothed_gradient_(log_p, labels[piece, None], label_smoothing).to(hidden.dtype)
                 of_hidden[piece] = gradient @ weight
-                of_weight += hidden[piece].T @ gradient
+                add_product_(of_weight, gradient.T, hidden[piece])
                 del gradient
             del log_p  # before the next chunk asks for memory
         return total
@@ -140,8 +139,15 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = ctx.gradients
-        of_weight = of_weight.T.clone(memory_format=torch.contiguous_format)  # [V, D]
-        return of_hidden * gradient, of_weight.mul_(gradient), None, None, None, None
+        return of_hidden * gradient, of_weight * gradient, None, None, None, None
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, without memory for the product where all is of one type: for a large vocabulary, that is as much again."""
+    if a.dtype == b.dtype == total.dtype and not torch.is_autocast_enabled(total.device.type):
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def smoothed_loss(log_p: Tensor, label: Tensor, smoothing: float) -> Tensor:

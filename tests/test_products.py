@@ -91,6 +91,18 @@ def test_sums_other_than_a_bias_are_left_alone(used):
     assert used == [(ROWS, IN, OUT)] * 2  # the two products of the right-hand sides
 
 
+@pytest.mark.parametrize("used", [False, True], indirect=True, ids=["without gradients of weights", "with them"])
+@pytest.mark.parametrize("scaled", [{}, {"beta": 0.5, "alpha": 2}])
+def test_gradients_of_weights_are_added_in_place(scaled, used, request):
+    torch.manual_seed(0)
+    total, of_outputs, x = torch.randn(OUT, IN), torch.randn(ROWS, OUT), torch.randn(ROWS, IN)
+    expected = total.double().addmm(of_outputs.double().T, x.double(), **scaled)
+    assert total.addmm_(of_outputs.T, x, **scaled) is total
+    torch.testing.assert_close(total.double(), expected, rtol=1e-4, atol=1e-3)
+    with_them = request.node.callspec.params["used"]
+    assert used == ([(OUT, ROWS, IN)] if with_them and not scaled else [])
+
+
 def test_shapes_that_do_not_fit_are_refused_as_before(used):
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         torch.randn(ROWS, IN) @ torch.randn(IN + 1, OUT)

@@ -54,7 +54,8 @@ def cpu_fact(name: str) -> str:
 
 def override_products(weight_gradients: bool) -> torch.library.Library:
     """Products go to oneDNN as long as the returned library lives, those that are gradients of weights if so told."""
-    mkl_mm, mkl_addmm = (torch.library.get_kernel(f"aten::{name}", "CPU") for name in ("mm", "addmm"))
+    names = ("mm", "addmm", "addmm_")
+    mkl_mm, mkl_addmm, mkl_addmm_ = (torch.library.get_kernel(f"aten::{name}", "CPU") for name in names)
 
     def mm(keys, a: Tensor, b: Tensor) -> Tensor:
         if suits_onednn(a, b):
@@ -68,11 +69,16 @@ def override_products(weight_gradients: bool) -> torch.library.Library:
             return onednn_product(a, b, bias)
         return mkl_addmm.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
 
+    def addmm_(keys, total: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+        if weight_gradients and beta == alpha == 1 and is_weight_gradient(a, b):
+            return total.add_(onednn_product(a, b))
+        return mkl_addmm_.call_boxed(keys, total, a, b, beta=beta, alpha=alpha)
+
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of what is meant to happen here
-        library.impl("mm", mm, "CPU", with_keyset=True, allow_override=True)
-        library.impl("addmm", addmm, "CPU", with_keyset=True, allow_override=True)
+        for name, kernel in zip(names, (mm, addmm, addmm_)):
+            library.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
     return library
 
 
