@@ -20,6 +20,7 @@ from glassformer.training.batching import (
     Position,
     StreamSource,
     TableSource,
+    in_bursts,
     plan_batches,
     seed_for,
 )
@@ -334,6 +335,14 @@ def test_windows_without_a_usable_row_are_passed_over(open_stream):
     loader = Loader(source, collate, batching)
     whole = list(loader.updates(Position()))
     assert readable(loader.updates(through_json(whole[1][1]))) == readable(whole[2:])
+
+
+def test_batches_are_made_a_few_at_a_time_and_come_one_by_one():
+    made = []
+    batches = in_bursts((made.append(number) or number for number in range(10)), size=4)
+    seen = [(next(batches), len(made)) for _ in range(10)]
+    assert seen == [(number, min(10, 4 * (number // 4 + 1))) for number in range(10)]
+    assert next(batches, None) is None
 
 
 def test_workers_prepare_the_same_batches():

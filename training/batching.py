@@ -14,7 +14,7 @@ numbers, and what a process sees does not depend on what it has seen before.
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -293,7 +293,7 @@ class Loader:
         """The rest of the window's batches in order, None for those of other processes."""
         numbers = range(seen, len(window.plan))
         mine = [number for number in numbers if (window_start + number) % self.world == self.rank]
-        loaded = iter(self._load(window, mine))
+        loaded = in_bursts(self._load(window, mine))
         for number in numbers:
             if (window_start + number) % self.world == self.rank:
                 yield MicroBatch(window_start + number, next(loaded), window.plan[number].tolist())
@@ -316,3 +316,10 @@ class Loader:
         whole = sum(-(-self.source.num_batches(epoch) // self.group) for epoch in range(int(epochs)))
         part = epochs - int(epochs)
         return max(1, whole + (round(part * -(-self.source.num_batches(int(epochs)) // self.group)) if part else 0))
+
+
+def in_bursts(batches: Iterable[Any], size: int = 4) -> Iterator[Any]:
+    """The same, a few made at a time: an update drives out of the cache what makes a batch, and the next few find it there."""
+    iterator = iter(batches)
+    while burst := list(itertools.islice(iterator, size)):
+        yield from burst
