@@ -66,7 +66,7 @@ class SideBySide(nn.Module):
         self, x: Tensor, mask: Tensor | None, position_bias: Tensor | None, rotary: Any, past_key_values: Any, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
         joined, attention = self.joined, self.joined.attention
-        if rotary is not None or attention.pruned is not None or type(attention.q_norm) is not nn.Identity:
+        if rotary is not None or attention.pruned is not None or not isinstance(attention.q_norm, nn.Identity):
             return joined(x, mask, position_bias, rotary, past_key_values, **kwargs)  # something is done to heads by themselves
         past = getattr(past_key_values, "self_attention_cache", past_key_values).layers[attention.layer_idx]
         q, k, v = joined.product(x).split([heads * joined.d_k for heads in joined.sizes], dim=-1)
