@@ -198,7 +198,7 @@ def measure(options: Options) -> Iterator[Table]:
         entries = [
             Entry(
                 entry_name(name, threads), f"{__name__}:prepare", {**arguments, "contestant": name, "threads": threads},
-                like_training=name in OUR_WAYS, threads=threads,
+                threads=threads,
             )
             for name in CONTESTANTS
             for threads in sorted({1, options.threads})
