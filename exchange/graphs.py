@@ -318,7 +318,8 @@ class Ranking(Graph):
 
     def forward(self, logits: Tensor, scores: Tensor, wanted: Tensor) -> dict[str, Tensor]:
         """Logits of the next token [B, W, V], scores of what is continued [B, W], how many -> scores, and places in W * V."""
-        best = (logits.log_softmax(dim=-1) + scores[..., None]).flatten(1).topk(wanted.item())
+        how_many: Any = wanted.item()
+        best = (logits.log_softmax(dim=-1) + scores[..., None]).flatten(1).topk(how_many)
         return {"best": best.values, "places": best.indices}
 
 

@@ -137,8 +137,9 @@ def topk_of_many(scores: Tensor, wanted: int, group: int = 64) -> tuple[np.ndarr
     groups = scores.view(len(scores), -1, group)
     which = groups.amax(dim=2).topk(wanted).indices  # [B, wanted]
     likely = groups.gather(1, which[..., None].expand(-1, -1, group)).flatten(1)
-    best, found = (each.cpu().numpy() for each in likely.topk(wanted))
-    return best, take(which.cpu().numpy(), found // group) * group + found % group
+    best, places = likely.topk(wanted)
+    found = places.cpu().numpy()
+    return best.cpu().numpy(), take(which.cpu().numpy(), found // group) * group + found % group
 
 
 def highest(scores: np.ndarray, how_many: int) -> np.ndarray:
