@@ -123,6 +123,8 @@ class ExportedModel:
             logits = steps.go_on(beams.newest, origin)
 
     def new_beams(self, num_beams: int, prompt: np.ndarray, max_new_tokens: int) -> Any:
+        if "ranking" not in self.graphs:
+            raise FileNotFoundError(f"{self.folder} has no graph that ranks beams: export the model again, or num_beams=1.")
         try:
             from glassformer.beams import Beams
         except ImportError as error:

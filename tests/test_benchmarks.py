@@ -231,6 +231,14 @@ def test_a_round_on_the_corpus_goes_on_for_so_many_tokens(random_corpus, name):
 # Generation
 
 
+def test_generation_is_measured_in_processes_as_python_starts_them(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Options, "interleave", lambda self, entries, settings: seen.extend(entries) or {}["stop"])
+    with pytest.raises(KeyError, match="stop"):
+        next(generation.measure(Options(threads=2)))
+    assert {entry.like_training for entry in seen} == {False} and len(seen) == 2 * len(generation.CONTESTANTS)
+
+
 @pytest.mark.parametrize("name", generation.CONTESTANTS)
 def test_writers_write_as_many_tokens_as_they_are_asked_for(name):
     need(name)

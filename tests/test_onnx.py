@@ -1,5 +1,6 @@
 """ONNX: the graphs compute what torch computes, in any batch and length, and write what `generate` writes."""
 
+import json
 import sys
 
 import numpy as np
@@ -96,6 +97,22 @@ def test_beams_say_what_they_need(export, monkeypatch):
     assert ExportedModel(folder, threads=1).generate(ids, mask, max_new_tokens=3).shape == (3, 9)
     with pytest.raises(ImportError, match="pip install glassformer, or num_beams=1"):
         ExportedModel(folder).generate(ids, mask, max_new_tokens=3, num_beams=2)
+
+
+def test_a_folder_without_a_graph_that_ranks_is_told(export):
+    folder, _ = export(tiny_language_model("decoder", **SHALLOW["decoder"]))
+    inputs = json.loads((folder / "inputs.json").read_text())
+    (folder / "inputs.json").write_text(json.dumps({name: value for name, value in inputs.items() if name != "ranking.onnx"}))
+    ids, mask = (x.numpy() for x in prompts("decoder"))
+    with pytest.raises(FileNotFoundError, match="no graph that ranks beams: export the model again, or num_beams=1"):
+        ExportedModel(folder).generate(ids, mask, max_new_tokens=3, num_beams=2)
+
+
+@pytest.mark.parametrize("variant, inside", [("default", True), ("modern", False)])  # whose heads are rotated
+def test_the_past_is_inside_of_attention_where_heads_are_left_alone(export, variant, inside):
+    folder, _ = export(writer("decoder", variant))
+    attentions = [node for node in onnx.load(folder / "model.onnx").graph.node if node.op_type == "Attention"]
+    assert attentions and all((len(node.input) == 6 and len(node.output) == 3) == inside for node in attentions)
 
 
 @pytest.mark.slow

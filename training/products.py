@@ -9,8 +9,8 @@
 
 torch has both libraries and multiplies float32 matrices with MKL, which leaves half of each register unused on processors with
 AVX-512 that are not Intel's. A product of activations and weights is 1.1 to 1.2 times as fast there with oneDNN, and 2 times
-where a core multiplies a whole register at once (docs/performance.md). Nothing but the kernels of `mm` and `addmm` changes:
-gradients, autocast, compilation and counting of arithmetic work above them, and do not notice.
+where a core multiplies a whole register at once (docs/performance.md). Nothing but the kernels of `mm`, `addmm` and
+`addmm_` changes: gradients, autocast, compilation and counting of arithmetic work above them, and do not notice.
 """
 
 import functools
@@ -71,7 +71,7 @@ def override_products(weight_gradients: bool) -> torch.library.Library:
 
     def addmm_(keys, total: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
         if weight_gradients and beta == alpha == 1 and is_weight_gradient(a, b):
-            return total.add_(onednn_product(a, b))
+            return total.add_(onednn_product(a, b))  # whatever it copies, a result to turn around would cost more
         return mkl_addmm_.call_boxed(keys, total, a, b, beta=beta, alpha=alpha)
 
     library = torch.library.Library("aten", "IMPL")
