@@ -66,10 +66,10 @@ NOTES = {
 }  # fmt: skip
 
 
-def build(kind: str, name: str, sizes: Sizes, dropout: float = 0.0, seed: int = 0) -> Trainee:
+def build(kind: str, name: str, sizes: Sizes, dropout: float = 0.0, device: str = "cpu", seed: int = 0) -> Trainee:
     torch.manual_seed(seed)
     model, loss = CONTESTANTS[kind][name](sizes, dropout)
-    return model.train(), loss
+    return model.to(device).train(), loss
 
 
 def loss_of(model: nn.Module, **options: Any) -> Trainee:
@@ -80,8 +80,16 @@ def loss_of(model: nn.Module, **options: Any) -> Trainee:
 # Batches
 
 
-def make_batch(kind: str, sizes: Sizes, seed: int = 0) -> Batch:
+def make_batch(kind: str, sizes: Sizes, device: str = "cpu", seed: int = 0) -> Batch:
     """Random ids without padding, but for the classifier."""
+    return to_device(random_batch(kind, sizes, seed), device)
+
+
+def to_device(batch: Batch, device: str) -> Batch:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def random_batch(kind: str, sizes: Sizes, seed: int) -> Batch:
     rng = torch.Generator().manual_seed(seed)
 
     def ids() -> Tensor:

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from .contestants import CASES, FIRST_WORD, OURS, Batch, Sizes, build
+from .contestants import CASES, FIRST_WORD, OURS, Batch, Sizes, build, to_device
 from .interleave import Entry, Measurements, spread
 from .options import Options
 from .report import Table
-from .training_step import compare, training_step, verdict
+from .training_step import compare, training_step, verdict, wait_for
 from .worker import Prepared
 
 
@@ -94,10 +94,12 @@ def random_pairs(count: int, vocab_size: int) -> Pairs:
 # In the contestant's process
 
 
-def prepare(contestant: str, grouping: str, file: str, sizes: dict[str, int], dropout: float, tokens: int) -> Prepared:
+def prepare(
+    contestant: str, grouping: str, file: str, sizes: dict[str, int], dropout: float, tokens: int, device: str
+) -> Prepared:
     """A round goes on for so many real tokens."""
     pairs = json.loads(Path(file).read_text())
-    trainee = build("encoder-decoder", contestant, Sizes(**sizes), dropout)
+    trainee = build("encoder-decoder", contestant, Sizes(**sizes), dropout, device)
     step = training_step(trainee)
     batches = BATCHINGS[grouping](pairs, trainee[0].config)
     rest = iter(batches)
@@ -106,8 +108,9 @@ def prepare(contestant: str, grouping: str, file: str, sizes: dict[str, int], dr
         seen, updates, start = 0, 0, time.perf_counter()
         while seen < tokens:
             batch, real = next(rest)
-            step(batch)
+            step(to_device(batch, device))
             seen, updates = seen + real, updates + 1
+        wait_for(device)
         return {"seconds": (time.perf_counter() - start) / seen, "tokens_a_batch": seen / updates}
 
     return {"parameters": sum(parameter.numel() for parameter in trainee[0].parameters())}, run

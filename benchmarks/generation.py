@@ -7,15 +7,15 @@
 #     http://www.apache.org/licenses/LICENSE-2.0
 """Tokens per second of greedy and beam search: sources of 24 tokens, exactly 24 new tokens each, random weights.
 
-No contestant knows an end token, so that none stops early, and none pays for being kept from it. Each runs with one thread and
-with as many as there are, for a small model may lose by a second one; the better of the two counts.
+No contestant knows an end token, so that none stops early, and none pays for being kept from it. On a CPU each runs with one
+thread and with as many as there are, for a small model may lose by a second one; the better of the two counts.
 """
 
 import dataclasses
 import importlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -41,22 +41,23 @@ BATCHES = (1, 8, 32)
 
 Sources = list[list[int]]
 Writer = Callable[[Sources, int], int]  # sources and beams -> how many tokens each answer has
+Start = Callable[[Sizes, int, str], Writer]  # of a model, on so many threads and a device
 
 
 # In the contestant's process
 
 
-def prepare(contestant: str, sizes: dict[str, int], threads: int, seconds: float) -> Prepared:
+def prepare(contestant: str, sizes: dict[str, int], threads: int, seconds: float, device: str) -> Prepared:
     torch.manual_seed(0)
-    write = CONTESTANTS[contestant](Sizes(**sizes), threads)
+    write = CONTESTANTS[contestant](Sizes(**sizes), threads, device)
     repeats: dict[tuple[int, int], int] = {}
 
     def run(beams: int, batch: int) -> dict[str, Any]:
         sources = make_sources(batch, sizes["vocab_size"])
         if (beams, batch) not in repeats:
             check_length(write(sources, beams))
-            repeats[beams, batch] = how_often(lambda: write(sources, beams), seconds)
-        return {"seconds": timed(lambda: write(sources, beams), repeats[beams, batch]) / (batch * LENGTH)}  # of one token
+            repeats[beams, batch] = how_often(lambda: write(sources, beams), seconds, device)
+        return {"seconds": timed(lambda: write(sources, beams), repeats[beams, batch], device) / (batch * LENGTH)}  # of one token
 
     return {}, run
 
@@ -71,33 +72,33 @@ def check_length(length: int) -> None:
         raise ValueError(f"It wrote {length} tokens instead of {LENGTH}: its speed cannot be compared.")
 
 
-def by_generate(model: Any) -> Writer:
+def by_generate(model: Any, device: str) -> Writer:
     """`model.generate`, which all models for transformers have, ours too."""
-    model.eval()
+    model.to(device).eval()
     settings = model.generation_config
     settings.eos_token_id = settings.forced_eos_token_id = None
     options = {"max_new_tokens": LENGTH, "do_sample": False}
 
     @torch.inference_mode()
     def write(sources: Sources, beams: int) -> int:
-        ids = torch.tensor(sources)
+        ids = torch.tensor(sources, device=device)
         written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beams, **options)
         return written.shape[1] - 1  # without the token that it starts from
 
     return write
 
 
-def ours(way: Callable[[nn.Module], nn.Module]) -> Callable[[Sizes, int], Writer]:
-    def start(sizes: Sizes, threads: int) -> Writer:
-        return by_generate(way(our_head("encoder-decoder")(our_config("encoder-decoder", sizes)).eval()))
+def ours(way: Callable[[nn.Module], nn.Module]) -> Start:
+    def start(sizes: Sizes, threads: int, device: str) -> Writer:
+        return by_generate(way(our_head("encoder-decoder")(our_config("encoder-decoder", sizes)).eval()), device)
 
     return start
 
 
-def exported(int8: bool) -> Callable[[Sizes, int], Writer]:
+def exported(int8: bool) -> Start:
     """Our model as graphs for ONNX Runtime, with the loop that comes along."""
 
-    def start(sizes: Sizes, threads: int) -> Writer:
+    def start(sizes: Sizes, threads: int, device: str) -> Writer:
         for package in ("onnx", "onnxruntime", "onnxscript"):
             importlib.import_module(package)  # `worker.py` tells which one is missing
 
@@ -120,17 +121,19 @@ def exported(int8: bool) -> Callable[[Sizes, int], Writer]:
     return start
 
 
-def ctranslate2(compute_type: str) -> Callable[[Sizes, int], Writer]:
+def ctranslate2(compute_type: str) -> Start:
     """CTranslate2 with the weights of a random Marian."""
 
-    def start(sizes: Sizes, threads: int) -> Writer:
+    def start(sizes: Sizes, threads: int, device: str) -> Writer:
         import ctranslate2
 
         # Threads of torch that have worked here make those of CTranslate2 sleep as if there were no core for them.
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
             converted = convert_marian(marian_model(sizes).eval(), f"{folder}/model", compute_type)
-            translator = ctranslate2.Translator(converted, compute_type=compute_type, intra_threads=threads, inter_threads=1)
+            translator = ctranslate2.Translator(
+                converted, device, compute_type=compute_type, intra_threads=threads, inter_threads=1
+            )  # fmt: skip
 
         def write(sources: Sources, beams: int) -> int:
             answers = translator.translate_batch(
@@ -168,20 +171,22 @@ def word(token: int) -> str:
 
 
 # Ways to run our model; a name that ends with int8 is compared with others in eight bits.
-OUR_WAYS: dict[str, Callable[[Sizes, int], Writer]] = {
+OUR_WAYS: dict[str, Start] = {
     OURS: ours(lambda model: model),
     "glassformer int8": ours(quantize_int8),
     "glassformer, ONNX Runtime": exported(int8=False),
     "glassformer, ONNX Runtime int8": exported(int8=True),
 }
 
-CONTESTANTS: dict[str, Callable[[Sizes, int], Writer]] = {
+CONTESTANTS: dict[str, Start] = {
     **OUR_WAYS,
-    "Marian": lambda sizes, threads: by_generate(marian_model(sizes)),
-    "BART": lambda sizes, threads: by_generate(bart_model(sizes)),
+    "Marian": lambda sizes, threads, device: by_generate(marian_model(sizes), device),
+    "BART": lambda sizes, threads, device: by_generate(bart_model(sizes), device),
     "CTranslate2": ctranslate2("float32"),
     "CTranslate2 int8": ctranslate2("int8"),
 }
+ON_GPUS = (OURS, "Marian", "BART")
+ON_CUDA = (*ON_GPUS, "CTranslate2", "CTranslate2 int8")
 
 
 # In the process that asks
@@ -200,8 +205,8 @@ def measure(options: Options) -> Iterator[Table]:
                 entry_name(name, threads), f"{__name__}:prepare", {**arguments, "contestant": name, "threads": threads},
                 threads=threads,
             )
-            for name in CONTESTANTS
-            for threads in sorted({1, options.threads})
+            for name in contestants_on(options.device)
+            for threads in sorted({1 if options.device == "cpu" else options.threads, options.threads})
             if options.wants(name)
         ]  # fmt: skip
         measured = options.interleave(entries, settings)
@@ -209,6 +214,10 @@ def measure(options: Options) -> Iterator[Table]:
         for setting in settings:
             yield rate_table(case, setting, turns[setting], measured.notes)
         yield best_table(case, turns, measured.notes)
+
+
+def contestants_on(device: str) -> Iterable[str]:
+    return {"cpu": CONTESTANTS, "cuda": ON_CUDA}.get(device, ON_GPUS)
 
 
 def entry_name(name: str, threads: int) -> str:

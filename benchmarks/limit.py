@@ -17,10 +17,10 @@ LIMIT = "matrix products"
 ENTRY = Entry(LIMIT, "glassformer.benchmarks.limit:prepare", like_training=True)  # the faster of the libraries
 
 
-def prepare(seconds: float = 0.3) -> Prepared:
+def prepare(device: str, seconds: float = 0.3) -> Prepared:
     from glassformer.training.estimate import matmul_rate
 
     def run() -> dict[str, Any]:
-        return {"rate": matmul_rate(seconds=seconds)}
+        return {"rate": matmul_rate(device, seconds=seconds)}
 
     return {}, run

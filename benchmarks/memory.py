@@ -9,6 +9,7 @@
 
 Peaks are resident memory as Linux counts it, in each contestant's own process, above what it held before: weights and the
 state of the optimiser are there already, gradients and activations are not. Other systems have no counter that can be reset.
+On a GPU they are of the memory that torch has given out there.
 """
 
 import dataclasses
@@ -41,43 +42,56 @@ ROUNDS = 3  # memory hardly differs from one to the next
 # In the contestant's process
 
 
-def prepare_step(kind: str, contestant: str, sizes: dict[str, int]) -> Prepared:
+def prepare_step(kind: str, contestant: str, sizes: dict[str, int], device: str) -> Prepared:
     """A whole training step."""
-    trainee = build(kind, contestant, Sizes(**sizes), dropout=0.1)
-    step, batch = training_step(trainee), make_batch(kind, Sizes(**sizes))
+    trainee = build(kind, contestant, Sizes(**sizes), 0.1, device)
+    step, batch = training_step(trainee), make_batch(kind, Sizes(**sizes), device)
     step(batch)  # makes the state of the optimiser
-    return {}, lambda: peak(lambda: step(batch), trainee[0])
+    return {}, lambda: peak(lambda: step(batch), trainee[0], device)
 
 
-def prepare_loss(sizes: dict[str, int], return_logits: bool) -> Prepared:
+def prepare_loss(sizes: dict[str, int], return_logits: bool, device: str) -> Prepared:
     """Forward and backward with a large vocabulary."""
-    model = our_head("llama-like")(our_config("llama-like", Sizes(**sizes))).train()
+    model = our_head("llama-like")(our_config("llama-like", Sizes(**sizes))).to(device).train()
     _, loss = loss_of(model, return_logits=return_logits)
-    batch = make_batch("llama-like", Sizes(**sizes))
-    return {}, lambda: peak(lambda: loss(batch).backward(), model)
+    batch = make_batch("llama-like", Sizes(**sizes), device)
+    return {}, lambda: peak(lambda: loss(batch).backward(), model, device)
 
 
-def prepare_attention(sizes: dict[str, int], implementation: str) -> Prepared:
+def prepare_attention(sizes: dict[str, int], implementation: str, device: str) -> Prepared:
     """Forward and backward of one layer over a long text."""
     from glassformer import GlassformerModel
 
-    model = GlassformerModel(our_config("llama-like", Sizes(**sizes), attn_implementation=implementation)).train()
-    ids = make_batch("llama-like", Sizes(**sizes))["input_ids"]
-    return {}, lambda: peak(lambda: model(ids, use_cache=False).last_hidden_state.sum().backward(), model)
+    config = our_config("llama-like", Sizes(**sizes), attn_implementation=implementation)
+    model = GlassformerModel(config).to(device).train()
+    ids = make_batch("llama-like", Sizes(**sizes), device)["input_ids"]
+    return {}, lambda: peak(lambda: model(ids, use_cache=False).last_hidden_state.sum().backward(), model, device)
 
 
-def prepare_activations(sizes: dict[str, int], checkpointing: bool) -> Prepared:
+def prepare_activations(sizes: dict[str, int], checkpointing: bool, device: str) -> Prepared:
     """What the forward pass keeps for the backward pass, counted and not estimated from a peak."""
-    model: Any = our_head("llama-like")(our_config("llama-like", Sizes(**sizes), dropout=0.1)).train()
+    model: Any = our_head("llama-like")(our_config("llama-like", Sizes(**sizes), dropout=0.1)).to(device).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
-    batch = make_batch("llama-like", Sizes(**sizes))
+    batch = make_batch("llama-like", Sizes(**sizes), device)
     return {}, lambda: {"bytes": kept_bytes(lambda: model(**batch, return_logits=False, use_cache=False).loss, model)}
 
 
-def peak(action: Callable[[], Any], model: torch.nn.Module) -> dict[str, Any]:
-    """Bytes of this process: most during the action above what there was before, and most of all."""
+def peak(action: Callable[[], Any], model: torch.nn.Module, device: str) -> dict[str, Any]:
+    """Bytes: most during the action above what there was before, and most of all."""
     model.zero_grad(set_to_none=True)
+    return peak_of_process(action) if device == "cpu" else peak_of_device(action, device)
+
+
+def peak_of_device(action: Callable[[], Any], device: str) -> dict[str, Any]:
+    torch.accelerator.reset_peak_memory_stats(device)
+    before = torch.accelerator.memory_allocated(device)
+    action()
+    highest = torch.accelerator.max_memory_allocated(device)
+    return {"bytes": highest - before, "whole": highest}
+
+
+def peak_of_process(action: Callable[[], Any]) -> dict[str, Any]:
     give_back()
     before = status("VmRSS")
     COUNTER.write_text("5")  # the highest so far becomes what is there now
@@ -121,7 +135,7 @@ def kept_bytes(forward: Callable[[], Tensor], model: torch.nn.Module) -> int:
 
 
 def measure(options: Options) -> Iterator[Table]:
-    if not COUNTER.exists():
+    if options.device == "cpu" and not COUNTER.exists():
         logger.info(f"memory: left out, for peaks are read from {COUNTER}, which only Linux has.")
         return
     options = dataclasses.replace(options, rounds=1 if options.quick else min(options.rounds or ROUNDS, ROUNDS))

@@ -23,7 +23,7 @@ SIZES = ("small", "base")
 
 @dataclass
 class Options:
-    """`rounds` None: 9, or 3 if quick. `only` names contestants, all if empty."""
+    """`rounds` None: 9, or 3 if quick. `only` names contestants, all if empty. `device` is a kind, as torch calls it."""
 
     rounds: int | None = None
     threads: int | None = None
@@ -32,6 +32,7 @@ class Options:
     output: Path = Path("runs/benchmark")
     quick: bool = False
     same_settings: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size not in SIZES:
@@ -41,6 +42,7 @@ class Options:
                 raise ValueError(f"--{name} {value} is too few: give at least 1.")
         if self.quick and self.size == "base":
             raise ValueError("--quick measures the small size only: leave out --quick or --size base.")
+        check_device(self.device)
         self.rounds = self.rounds or (3 if self.quick else 9)
         self.threads = self.threads or available_cores()
 
@@ -70,9 +72,21 @@ class Options:
 
     def interleave(self, entries: Iterable[Entry], settings: Mapping[str, Mapping[str, Any]] | None = None) -> Measurements:
         assert self.rounds is not None and self.threads is not None
-        if self.same_settings:
-            entries = [dataclasses.replace(entry, like_training=True) for entry in entries]
-        return interleave(entries, self.rounds, settings, threads=self.threads)
+        return interleave(map(self.placed, entries), self.rounds, settings, threads=self.threads)
+
+    def placed(self, entry: Entry) -> Entry:
+        """On the device. What `glassformer train` sets up is for a CPU."""
+        like_training = (entry.like_training or self.same_settings) and self.device == "cpu"
+        return dataclasses.replace(entry, like_training=like_training, arguments={**entry.arguments, "device": self.device})
+
+
+def check_device(device: str) -> None:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    known = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    if device not in known:
+        raise ValueError(f"torch sees no device {device!r} on this machine: give --device {' or '.join(known)}.")
 
 
 def available_cores() -> int:

@@ -39,7 +39,7 @@ class TorchTransformer(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """[B, S], [B, T] -> loss"""
         decoder_input = F.pad(labels[:, :-1], (1, 0), value=START)
-        causal = nn.Transformer.generate_square_subsequent_mask(labels.shape[1])
+        causal = nn.Transformer.generate_square_subsequent_mask(labels.shape[1], device=labels.device)
         hidden = self.transformer(self.embed(input_ids), self.embed(decoder_input), tgt_mask=causal, tgt_is_causal=True)
         logits = F.linear(hidden, self.embedding.weight)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -65,7 +65,7 @@ class TorchEncoderClassifier(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         """[B, S], [B, S], [B] -> loss"""
-        places = torch.arange(input_ids.shape[1])
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
         embedded = self.dropout(self.norm(self.embedding(input_ids) + self.positions(places)))
         hidden = self.encoder(embedded, src_key_padding_mask=attention_mask == 0)
         return F.cross_entropy(self.classifier(self.dropout(hidden[:, 0])), labels)
@@ -100,7 +100,8 @@ class SmallGPT(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """[B, T] twice, the same tokens -> loss"""
-        x = self.dropout(self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1])))
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.dropout(self.tokens(input_ids) + self.positions(places))
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.tokens.weight)

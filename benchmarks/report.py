@@ -62,7 +62,7 @@ def markdown(table: Table) -> str:
 def write(folder: Path, benchmark: str, tables: list[Table], settings: dict[str, Any]) -> list[Path]:
     """`BENCHMARK.json`, `.md`, and `.png` and `.svg` where there is something to draw."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine(), "settings": settings, "results": [as_json(table) for table in tables]}
+    content = {"machine": machine(settings["device"]), "settings": settings, "results": [as_json(table) for table in tables]}
     paths = [folder / f"{benchmark}.json", folder / f"{benchmark}.md"]
     paths[0].write_text(json.dumps(content, indent=2) + "\n")
     paths[1].write_text("\n".join(map(markdown, tables)))
@@ -84,7 +84,7 @@ def _plain_values(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     versions = {}
     for package in PACKAGES:
         try:
@@ -93,11 +93,19 @@ def machine() -> dict[str, Any]:
             versions[package] = "not installed"
     return {
         "cpu": cpu_name(),
+        "device": device_name(device),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": versions,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return name() if name else device
 
 
 def cpu_name() -> str:

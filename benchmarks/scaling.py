@@ -5,7 +5,7 @@
 # You may obtain a copy of the License at
 #
 #     http://www.apache.org/licenses/LICENSE-2.0
-"""How the time of a step grows with depth and batch, and that of attention with length: measured, with fitted exponents.
+"""How the time of a step grows with depth and batch, and that of attention with length: measured, with fitted powers.
 
 Attention's share is the time of a layer less that of the same layer without the formula. With sdpa a window is a mask, behind
 which the kernel may still compute everything: what comes out is what is reported.
@@ -13,7 +13,7 @@ which the kernel may still compute everything: what comes out is what is reporte
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,50 +29,49 @@ logger = logging.getLogger("glassformer")
 
 SIZES = {"vocab_size": 8192, "d_model": 256, "num_heads": 4, "d_ff": 1024, "encoder_layers": 0}
 DEPTHS, BATCHES = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8, 16)
-LENGTHS = (256, 512, 1024, 2048, 4096)
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 WINDOW = 128
 
 
 # In the contestant's process
 
 
-def prepare(seconds: float) -> Prepared:
+def prepare(seconds: float, device: str) -> Prepared:
     actions: dict[str, tuple[Callable[[], Any], int]] = {}
 
-    def clock(name: str, make: Callable[[], Callable[[], Any]]) -> float:
+    def clock(name: str, make: Callable[..., Callable[[], Any]], **settings: Any) -> float:
         if name not in actions:
-            action = make()
-            actions[name] = action, how_often(action, seconds)
-        return timed(*actions[name])
+            action = make(device, **settings)
+            actions[name] = action, how_often(action, seconds, device)
+        return timed(*actions[name], device)
 
     def run(what: str, value: int) -> dict[str, Any]:
         if what in ("depth", "batch"):
-            return {"seconds": clock(f"{what} {value}", lambda: full_step(**{what: value}))}
-        window = WINDOW if what == "window" else None
-        with_it = clock(f"{what} {value}", lambda: one_layer(value, window))
-        return {"seconds": with_it - clock(f"without {value}", lambda: one_layer(value, attention=False))}
+            return {"seconds": clock(f"{what} {value}", full_step, **{what: value})}
+        with_it = clock(f"{what} {value}", one_layer, length=value, window=WINDOW if what == "window" else None)
+        return {"seconds": with_it - clock(f"without {value}", one_layer, length=value, attention=False)}
 
     return {}, run
 
 
-def full_step(depth: int = 4, batch: int = 8) -> Callable[[], None]:
+def full_step(device: str, depth: int = 4, batch: int = 8) -> Callable[[], None]:
     sizes = Sizes(**SIZES, decoder_layers=depth, batch=batch, length=128)
-    step, tensors = training_step(build("llama-like", OURS, sizes)), make_batch("llama-like", sizes)
+    step, tensors = training_step(build("llama-like", OURS, sizes, device=device)), make_batch("llama-like", sizes, device)
     return lambda: step(tensors)
 
 
-def one_layer(length: int, window: int | None = None, attention: bool = True) -> Callable[[], None]:
+def one_layer(device: str, length: int, window: int | None = None, attention: bool = True) -> Callable[[], None]:
     """Forward and backward of a layer over one text; without attention, values go where they are."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from glassformer import GlassformerModel
 
     sizes = Sizes(**{**SIZES, "d_ff": 256}, decoder_layers=1, batch=1, length=length)
-    model = GlassformerModel(our_config("llama-like", sizes, attention_window=window)).train()
+    model = GlassformerModel(our_config("llama-like", sizes, attention_window=window)).to(device).train()
     if not attention:
         ALL_ATTENTION_FUNCTIONS.register("values_as_they_are", lambda module, q, k, v, *args, **kwargs: (v.transpose(1, 2), None))
         model.config._attn_implementation = "values_as_they_are"
-    ids = make_batch("llama-like", sizes)["input_ids"]
+    ids = make_batch("llama-like", sizes, device)["input_ids"]
     return lambda: model(ids, use_cache=False).last_hidden_state.sum().backward()
 
 
@@ -101,25 +100,47 @@ def measure(options: Options) -> Iterator[Table]:
 
 
 def growth_table(title: str, what: str, values: list[int], seconds: list[float], notes: list[str]) -> Table:
-    power, straight = exponent(values, seconds), straightness(values, seconds)
-    axis = "length" if what == "window" else what
+    fit, axis = fit_growth(values, seconds), "length" if what == "window" else what
+    note = f"Grows with the power {fit.power:.2f} above {1e3 * fit.constant:.1f} ms that it takes in any case."
     return Table(
         title=title,
         columns=[axis, "ms"],
         rows=[[str(value), f"{1e3 * one:.2f}"] for value, one in zip(values, seconds)],
-        notes=[f"Grows with the power {power:.2f}; a straight line explains {straight:.1%} of it.", *notes],
-        curves={f"power {power:.2f}": [(value, 1e3 * one) for value, one in zip(values, seconds) if one > 0]},
+        notes=[note, *notes],
+        curves={
+            "measured": [(value, 1e3 * one) for value, one in zip(values, seconds) if one > 0],
+            f"fitted, power {fit.power:.2f}": [(value, 1e3 * fit(value)) for value in values],
+        },
         curve_labels=(axis, "ms"),
-        data={"against": what, "values": values, "seconds": seconds, "exponent": power, "straightness": straight},
+        data={"against": what, "values": values, "seconds": seconds, **fit._asdict()},
     )
 
 
-def exponent(values: list[int], seconds: list[float]) -> float:
-    """Least squares in log-log. A difference that noise made negative has no logarithm and is left out."""
-    points = np.log([(value, one) for value, one in zip(values, seconds) if one > 0])
-    return float(np.polyfit(points[:, 0], points[:, 1], 1)[0]) if len(points) > 1 else float("nan")
+class Growth(NamedTuple):
+    """constant + factor * value ** power"""
+
+    constant: float
+    factor: float
+    power: float
+
+    def __call__(self, value: float) -> float:
+        return self.constant + self.factor * value**self.power
 
 
-def straightness(values: list[int], seconds: list[float]) -> float:
-    """R^2 of a straight line with a constant: what a step takes however small it is."""
-    return float(np.corrcoef(values, seconds)[0, 1] ** 2)
+def fit_growth(values: list[int], seconds: list[float]) -> Growth:
+    """Of the powers to two decimals, that whose best curve is nearest, in parts of what was measured; no constant below 0.
+
+    A difference that noise made negative is left out.
+    """
+    points = [(value, one) for value, one in zip(values, seconds) if one > 0]
+    x, y = np.array(points).T
+    fits = [best_curve(x, y, power) for power in np.arange(20, 301) / 100]
+    return min(fits, key=lambda fit: sum((fit(value) / one - 1) ** 2 for value, one in points))
+
+
+def best_curve(values: np.ndarray, seconds: np.ndarray, power: float) -> Growth:
+    terms = np.stack([np.ones_like(values), values**power], axis=1) / seconds[:, None]
+    constant, factor = np.linalg.lstsq(terms, np.ones_like(values))[0]
+    if constant < 0:
+        constant, [factor] = 0.0, np.linalg.lstsq(terms[:, 1:], np.ones_like(values))[0]
+    return Growth(float(constant), float(factor), float(power))

@@ -37,11 +37,11 @@ import json, sys, time
 times = [time.perf_counter()]
 from {module} import {name} as Model
 times.append(time.perf_counter())
-model = Model.from_pretrained(sys.argv[1])
+model = Model.from_pretrained(sys.argv[1]).to(sys.argv[2])
 times.append(time.perf_counter())
 import torch
 with torch.inference_mode():
-    model.generate(torch.arange(10, 34)[None], max_new_tokens=1, do_sample=False)
+    model.generate(torch.arange(10, 34, device=sys.argv[2])[None], max_new_tokens=1, do_sample=False).tolist()
 times.append(time.perf_counter())
 stages = [after - before for before, after in zip(times, times[1:])]
 print(json.dumps(dict(zip(("import", "load", "first_token"), stages), seconds=times[-1] - times[0])))
@@ -76,7 +76,7 @@ def take_turns(folder: Path, options: Options) -> Measurements:
     for number in range(options.rounds + 1):
         for name in rng.sample(names, len(names)):
             code = SCRIPT.format(module=CLASSES[name][0], name=CLASSES[name][1])
-            command = [sys.executable, "-c", code, str(folder / name)]
+            command = [sys.executable, "-c", code, str(folder / name), options.device]
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             if done.returncode:
                 last_words = (done.stderr.strip() or f"code {done.returncode}").splitlines()[-1]

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "memory": ("memory",),
     "scaling": ("scaling",),
     "start": ("start",),
+    "data": ("waiting",),
 }
 
 
@@ -45,6 +46,9 @@ def run(what: str = "all", options: Options | None = None) -> None:
 
 
 def contestant_names() -> list[str]:
+    """Of models, and of recipes, which `data` measures."""
+    from glassformer.training.recipe import recipe_names
+
     from .generation import CONTESTANTS as writers
 
-    return list(dict.fromkeys([name for table in CONTESTANTS.values() for name in table] + list(writers)))
+    return list(dict.fromkeys([name for table in CONTESTANTS.values() for name in table] + list(writers) + recipe_names()))

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from .contestants import (
     CASES,
     CONTESTANTS,
@@ -41,22 +43,20 @@ logger = logging.getLogger("glassformer")
 # In the contestant's process
 
 
-def prepare(kind: str, contestant: str, dropout: float, sizes: dict[str, int], seconds: float) -> Prepared:
-    trainee = build(kind, contestant, Sizes(**sizes), dropout)
+def prepare(kind: str, contestant: str, dropout: float, sizes: dict[str, int], seconds: float, device: str) -> Prepared:
+    trainee = build(kind, contestant, Sizes(**sizes), dropout, device)
     step = training_step(trainee)
-    batch = make_batch(kind, Sizes(**sizes))
-    repeats = how_often(lambda: step(batch), seconds)
+    batch = make_batch(kind, Sizes(**sizes), device)
+    repeats = how_often(lambda: step(batch), seconds, device)
 
     def run() -> dict[str, Any]:
-        return {"seconds": timed(lambda: step(batch), repeats)}
+        return {"seconds": timed(lambda: step(batch), repeats, device)}
 
     return {"parameters": sum(parameter.numel() for parameter in trainee[0].parameters())}, run
 
 
 def training_step(trainee: Trainee) -> Callable[[Any], None]:
     """A function that makes one update from a batch."""
-    import torch
-
     model, loss = trainee
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -68,18 +68,26 @@ def training_step(trainee: Trainee) -> Callable[[Any], None]:
     return step
 
 
-def how_often(action: Callable[[], Any], seconds: float) -> int:
+def how_often(action: Callable[[], Any], seconds: float, device: str) -> int:
     """Repetitions that take about so long. The first ones are slow: what they take is not what counts."""
     action()
-    return max(1, math.ceil(seconds / min(timed(action, 1), timed(action, 1))))
+    return max(1, math.ceil(seconds / min(timed(action, 1, device), timed(action, 1, device))))
 
 
-def timed(action: Callable[[], Any], repeats: int) -> float:
+def timed(action: Callable[[], Any], repeats: int, device: str) -> float:
     """Seconds of one repetition."""
+    wait_for(device)
     start = time.perf_counter()
     for _ in range(repeats):
         action()
+    wait_for(device)
     return (time.perf_counter() - start) / repeats
+
+
+def wait_for(device: str) -> None:
+    """A GPU still computes when the calls that it has been given have returned."""
+    if device != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 # In the process that asks

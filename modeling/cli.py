@@ -376,22 +376,23 @@ def presets() -> None:
 
 @app.command()
 def benchmark(
-    what: Annotated[str, typer.Argument(help="train, generate, memory, scaling, start or all.")] = "all",
+    what: Annotated[str, typer.Argument(help="train, generate, memory, scaling, start, data or all.")] = "all",
     rounds: Annotated[int | None, typer.Option(help="Turns of every contestant; 9, or 3 with --quick.")] = None,
     threads: Annotated[int | None, typer.Option(help="For each contestant; as many as there are cores.")] = None,
     size: Annotated[str | None, typer.Option(help="small or base; both if not given.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A contestant; may be given several times.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A contestant, for data a recipe; may be given several times.")] = None,
     output: Annotated[Path, typer.Option(help="The folder for tables, charts and JSON.")] = Path("runs/benchmark"),
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds of the small size, in about two minutes.")] = False,
     same_settings: Annotated[
         bool, typer.Option("--same-settings", help="Other models have the memory and the matrix products that ours has.")
     ] = False,
+    device: Annotated[str, typer.Option(help="cpu, or the kind of GPU that torch sees: cuda, xpu, mps.")] = "cpu",
 ) -> None:
-    """Measure our models and those of other libraries in turns: speed, memory, growth and start."""
+    """Measure our models and those of other libraries in turns: speed, memory, growth, start, and waiting for data."""
     from glassformer.benchmarks.options import Options
     from glassformer.benchmarks.suite import run
 
-    run(what, Options(rounds, threads, size, only or [], output, quick, same_settings))
+    run(what, Options(rounds, threads, size, only or [], output, quick, same_settings, device))
 
 
 # Errors that a person can do something about are told in a sentence, others with their traceback.

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from test_cli import call
 
-from glassformer.benchmarks import corpus, generation, memory, report, scaling, start, suite, training_step
+from glassformer.benchmarks import corpus, generation, memory, report, scaling, start, suite, training_step, waiting
 from glassformer.benchmarks.contestants import CASES, CONTESTANTS, OURS, Sizes, build, make_batch, uneven_lengths
 from glassformer.benchmarks.interleave import Entry, Measurements, Spread, interleave, ratios, spread
 from glassformer.benchmarks.limit import LIMIT
@@ -79,10 +81,14 @@ def test_the_share_of_the_limit_is_arithmetic_over_time_over_rate():
     assert table.data["contestants"][OURS]["tokens_per_second"] == pytest.approx(8 * 256 / 2)
 
 
-def test_exponents_of_known_curves():
-    assert scaling.exponent([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0]) == pytest.approx(2.0)
-    assert scaling.exponent([1, 2, 4], [-0.1, 4.0, 8.0]) == pytest.approx(1.0)  # noise that cannot be fitted
-    assert scaling.straightness([1, 2, 3], [5.0, 7.0, 9.0]) == pytest.approx(1.0)
+def test_growth_of_known_curves():
+    assert scaling.fit_growth([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0]) == pytest.approx((0, 3, 2), abs=1e-6)
+    assert scaling.fit_growth([1, 2, 3, 4], [7.0, 9.0, 11.0, 13.0]) == pytest.approx((5, 2, 1))  # a line from 5 on
+    assert scaling.fit_growth([1, 2, 4, 8], [-0.1, 4.0, 8.0, 16.0]) == pytest.approx((0, 2, 1), abs=1e-6)  # noise is left out
+
+
+def test_no_growth_starts_below_nothing():
+    assert scaling.fit_growth([1, 2, 4, 8], [0.1, 0.8, 1.5, 2.2]).constant == 0  # a logarithm, which starts at minus infinity
 
 
 # Processes
@@ -185,7 +191,8 @@ def test_a_quarter_of_the_classifiers_batch_is_padding():
 
 def test_a_round_of_training_is_seconds_of_a_step():
     arguments = {"kind": "llama-like", "contestant": OURS, "dropout": 0.1, "sizes": dataclasses.asdict(TINY["llama-like"])}
-    facts, run = prepare({"prepare": "glassformer.benchmarks.training_step:prepare", "arguments": {**arguments, "seconds": 0.01}})
+    arguments |= {"seconds": 0.01, "device": "cpu"}
+    facts, run = prepare({"prepare": "glassformer.benchmarks.training_step:prepare", "arguments": arguments})
     assert facts["parameters"] > 1000 and 0 < run()["seconds"] < 1
 
 
@@ -223,7 +230,7 @@ def test_all_see_every_sentence_once_an_epoch_in_batches_with_as_many_tokens(ran
 def test_a_round_on_the_corpus_goes_on_for_so_many_tokens(random_corpus, name):
     contestant, grouping = corpus.CONTESTANTS[name]
     sizes = dataclasses.asdict(TINY["encoder-decoder"])
-    _, run = corpus.prepare(contestant, grouping, str(random_corpus[0]), sizes, dropout=0.1, tokens=900)
+    _, run = corpus.prepare(contestant, grouping, str(random_corpus[0]), sizes, 0.1, tokens=900, device="cpu")
     result = run()
     assert result["seconds"] > 0 and 200 < result["tokens_a_batch"] < 800
 
@@ -242,7 +249,7 @@ def test_generation_is_measured_in_processes_as_python_starts_them(monkeypatch):
 @pytest.mark.parametrize("name", generation.CONTESTANTS)
 def test_writers_write_as_many_tokens_as_they_are_asked_for(name):
     need(name)
-    write = generation.CONTESTANTS[name](TINY["encoder-decoder"], 1)
+    write = generation.CONTESTANTS[name](TINY["encoder-decoder"], 1, "cpu")
     for batch, beams in ((1, 1), (3, 4)):
         assert write(generation.make_sources(batch, 512), beams) == generation.LENGTH
 
@@ -253,15 +260,15 @@ def test_torch_has_one_thread_where_ctranslate2_works(monkeypatch):
     monkeypatch.setattr(generation, "convert_marian", lambda *args: seen.append(torch.get_num_threads()) or convert(*args))
     torch.set_num_threads(2)
     try:
-        generation.CONTESTANTS["CTranslate2"](TINY["encoder-decoder"], 2)
+        generation.CONTESTANTS["CTranslate2"](TINY["encoder-decoder"], 2, "cpu")
     finally:
         torch.set_num_threads(usual)
     assert seen == [1]
 
 
 def test_a_writer_that_stops_early_is_not_compared(monkeypatch):
-    monkeypatch.setitem(generation.CONTESTANTS, "lazy", lambda sizes, threads: lambda sources, beams: 3)
-    _, run = generation.prepare("lazy", dataclasses.asdict(TINY["encoder-decoder"]), threads=1, seconds=0.01)
+    monkeypatch.setitem(generation.CONTESTANTS, "lazy", lambda *_: lambda sources, beams: 3)
+    _, run = generation.prepare("lazy", dataclasses.asdict(TINY["encoder-decoder"]), threads=1, seconds=0.01, device="cpu")
     with pytest.raises(ValueError, match="wrote 3 tokens instead of 24"):
         run(beams=1, batch=2)
 
@@ -315,7 +322,7 @@ def test_the_best_of_our_ways_is_held_against_ctranslate2_of_the_same_precision(
 @pytest.mark.skipif(not memory.COUNTER.exists(), reason="peaks are read from /proc")
 def test_the_peak_is_what_an_action_needs_above_what_was_there():
     held = torch.ones(5_000_000)
-    result = memory.peak(lambda: torch.ones(10_000_000).sum(), torch.nn.Linear(1, 1))
+    result = memory.peak(lambda: torch.ones(10_000_000).sum(), torch.nn.Linear(1, 1), "cpu")
     assert 39e6 < result["bytes"] < 50e6 and result["whole"] > result["bytes"] + held.nbytes
 
 
@@ -326,13 +333,13 @@ def test_kept_activations_are_counted_once_and_without_weights():
 
 def test_checkpointing_keeps_less():
     sizes = dataclasses.asdict(dataclasses.replace(TINY["llama-like"], decoder_layers=6))
-    kept = [memory.prepare_activations(sizes, checkpointing)[1]()["bytes"] for checkpointing in (False, True)]
+    kept = [memory.prepare_activations(sizes, checkpointing, "cpu")[1]()["bytes"] for checkpointing in (False, True)]
     assert kept[1] < 0.4 * kept[0]
 
 
 def test_growth_is_measured_for_whole_steps_and_for_attention_alone(monkeypatch):
     monkeypatch.setattr(scaling, "SIZES", {**scaling.SIZES, "vocab_size": 100, "d_model": 32, "d_ff": 32})
-    _, run = scaling.prepare(seconds=0.001)
+    _, run = scaling.prepare(0.001, "cpu")
     assert run("depth", 2)["seconds"] > 0 and run("batch", 1)["seconds"] > 0
     assert run("length", 512)["seconds"] > 0 and "seconds" in run("window", 192)
 
@@ -342,6 +349,7 @@ def test_start_is_measured_in_fresh_processes(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(
         "class Model:\n"
         "    from_pretrained = classmethod(lambda cls, folder: cls())\n"
+        "    to = lambda self, device: self\n"
         "    generate = lambda self, ids, **options: ids\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -352,22 +360,54 @@ def test_start_is_measured_in_fresh_processes(tmp_path, monkeypatch):
     assert start.start_table("case", measured).rows[0][0] == OURS
 
 
+# Waiting for data
+
+
+def test_waiting_is_measured_in_updates_alone(monkeypatch):
+    from glassformer.training.loop import Training
+
+    for forbidden in ("evaluate", "save"):
+        monkeypatch.setattr(Training, forbidden, lambda self, *_: pytest.fail("that takes time, and is no update"))
+    _, run = waiting.prepare("reverse", seconds=1.0, device="cpu")
+    result = run()
+    assert 0 < result["waiting"] < 0.5 and 0 < result["seconds"] < 0.5
+
+
+def test_recipes_without_their_corpus_are_named_and_late_ones_too(monkeypatch):
+    def measured(entries, rounds, settings=None, **options):
+        [entry] = entries
+        found = {"sort": 0.01, "copy": 0.03}[entry.name]
+        return Measurements(rounds={"": {entry.name: [{"waiting": found, "seconds": 0.02}] * rounds}})
+
+    monkeypatch.delenv("GLASSFORMER_DATA", raising=False)
+    monkeypatch.setattr("glassformer.benchmarks.options.interleave", measured)
+    [table] = waiting.measure(Options(only=["trec", "sort", "copy"]))
+    assert table.rows == [["copy", "20.0", "3.00 (3.00-3.00)"], ["sort", "20.0", "1.00 (1.00-1.00)"]]
+    assert table.notes[0] == "copy waits longer than 2% of its time." and table.notes[1].endswith("is not set: trec.")
+
+
 # Options and reports
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["benchmark", "speed"], "There is no benchmark 'speed': choose one of train, generate, memory, scaling, start or all."),
+        (
+            ["benchmark", "speed"],
+            "There is no benchmark 'speed': choose one of train, generate, memory, scaling, start, data or all.",
+        ),
         (["benchmark", "--size", "huge"], "There is no size 'huge': choose one of small, base, or leave it out for both."),
         (["benchmark", "--rounds", "0"], "--rounds 0 is too few: give at least 1."),
         (["benchmark", "--only", "Marion"], "There is no contestant 'Marion': did you mean Marian?"),
         (["benchmark", "--quick", "--size", "base"], "--quick measures the small size only: leave out --quick or --size base."),
+        (["benchmark", "--device", "abacus"], "torch sees no device 'abacus' on this machine: give --device {DEVICES}."),
     ],
 )
 def test_bad_options_are_told_in_a_sentence(arguments, sentence, capsys):
     assert call(*arguments) == 1
-    assert capsys.readouterr().err == f"glassformer: {sentence}\n"
+    gpu = torch.accelerator.current_accelerator(check_available=True)
+    devices = "cpu" if gpu is None else f"cpu or {gpu.type}"
+    assert capsys.readouterr().err == f"glassformer: {sentence.replace('{DEVICES}', devices)}\n"
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -376,6 +416,24 @@ def test_the_same_settings_are_for_everybody(same, monkeypatch):
     monkeypatch.setattr("glassformer.benchmarks.options.interleave", lambda entries, *args, **kwargs: seen.extend(entries))
     Options(same_settings=same, threads=2).interleave([Entry(OURS, "m:f", like_training=True), Entry("Marian", "m:f")])
     assert [entry.like_training for entry in seen] == [True, same]
+
+
+def test_on_a_gpu_nothing_is_set_up_for_the_cpu_and_what_needs_one_is_left_out(monkeypatch):
+    seen = []
+    monkeypatch.setattr("glassformer.benchmarks.options.check_device", lambda device: None)
+    monkeypatch.setattr("glassformer.benchmarks.options.interleave", lambda entries, *_, **__: seen.extend(entries) or {}["stop"])
+    with pytest.raises(KeyError, match="stop"):
+        next(generation.measure(Options(threads=2, same_settings=True, device="cuda")))
+    names = {entry.arguments["contestant"] for entry in seen}
+    assert names == {OURS, "Marian", "BART", "CTranslate2", "CTranslate2 int8"} and len(seen) == len(names)
+    assert {(entry.arguments["device"], entry.like_training) for entry in seen} == {("cuda", False)}
+
+
+def test_every_contestant_works_on_a_device_that_is_not_the_cpu():
+    """In a process of its own, which the device would change for good."""
+    done = subprocess.run([sys.executable, Path(__file__).parent / "elsewhere.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split("\n")[-2] == "everything has run elsewhere"
 
 
 def test_a_run_prints_tables_and_writes_json_markdown_and_charts(tmp_path, monkeypatch, capsys):
@@ -398,7 +456,7 @@ def test_a_run_prints_tables_and_writes_json_markdown_and_charts(tmp_path, monke
 
 
 def test_curves_are_drawn_and_a_benchmark_without_numbers_draws_nothing(tmp_path):
-    table = scaling.growth_table("growth", "depth", [1, 2, 4], [0.1, 0.2, 0.4], [])
-    assert "power 1.00" in table.notes[0]
+    table = scaling.growth_table("growth", "depth", [1, 2, 4], [0.15, 0.25, 0.45], [])
+    assert table.notes == ["Grows with the power 1.00 above 50.0 ms that it takes in any case."]
     assert [path.suffix for path in report.draw(tmp_path / "scaling", [table])] == [".png", ".svg"]
     assert report.draw(tmp_path / "empty", [report.Table("nothing", [""], [])]) == []

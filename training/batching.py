@@ -318,7 +318,7 @@ class Loader:
         return max(1, whole + (round(part * -(-self.source.num_batches(int(epochs)) // self.group)) if part else 0))
 
 
-def in_bursts(batches: Iterable[Any], size: int = 4) -> Iterator[Any]:
+def in_bursts(batches: Iterable[Any], size: int = 8) -> Iterator[Any]:
     """The same, a few made at a time: an update drives out of the cache what makes a batch, and the next few find it there."""
     iterator = iter(batches)
     while burst := list(itertools.islice(iterator, size)):

@@ -1,0 +1,117 @@
+# Copyright 2026 The glassformer authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+"""Whether training waits for its data: the share of time in which the next batch was not ready, recipe by recipe.
+
+Each recipe trains as `glassformer train` does it, in a process of its own, but is neither evaluated nor saved meanwhile: all that
+is counted are updates, and what it took to get their batches.
+"""
+
+import dataclasses
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from glassformer.training.loop import Training
+from glassformer.training.recipe import Recipe, load_recipe, recipe_names, without_pretraining
+
+from .interleave import Entry, Measurements, spread
+from .options import Options
+from .report import Table
+from .worker import Prepared
+
+
+logger = logging.getLogger("glassformer")
+
+GOAL = 0.02
+SECONDS = 20  # of a turn, in those of `Options.seconds`
+ROUNDS = 3
+CORPORA = "GLASSFORMER_DATA"
+
+
+# In the recipe's process
+
+
+def prepare(recipe: str, seconds: float, device: str) -> Prepared:
+    from glassformer.training.devices import make_accelerator
+    from glassformer.training.task import prepare as prepare_task
+
+    if device == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    folder = tempfile.TemporaryDirectory()
+    endless = ["training.epochs=null", "training.steps=1000000", f"training.minutes={seconds / 60}", f"output={folder.name}"]
+    loaded = from_scratch(load_recipe(recipe, endless))
+    task, accelerator = prepare_task(loaded, Path(folder.name)), make_accelerator(loaded)
+
+    def run() -> dict[str, Any]:
+        training = UpdatesAlone(task, accelerator, Path(folder.name))
+        training.run()
+        state = training.state
+        return {"waiting": state.waited / state.seconds, "seconds": state.seconds / state.step}
+
+    return {}, run
+
+
+def from_scratch(recipe: Recipe) -> Recipe:
+    return recipe if recipe.pretraining is None else without_pretraining(recipe)
+
+
+class UpdatesAlone(Training):
+    """Neither evaluated nor saved."""
+
+    def is_due(self, every: int | None, ends_epoch: bool) -> bool:
+        return False
+
+
+# In the process that asks
+
+
+def measure(options: Options) -> Iterator[Table]:
+    assert options.rounds is not None
+    options = dataclasses.replace(options, rounds=min(options.rounds, ROUNDS))
+    measured, absent = Measurements(rounds={"": {}}), []
+    for recipe in filter(options.wants, recipe_names()):
+        if CORPORA in str(load_recipe(recipe).data) and CORPORA not in os.environ:
+            absent.append(recipe)
+            continue
+        logger.info(f"data: {recipe}")
+        # One after the other: a share of a run's own time is not compared with that of others.
+        entry = Entry(recipe, f"{__name__}:prepare", {"recipe": recipe, "seconds": SECONDS * options.seconds}, like_training=True)
+        of_recipe = options.interleave([entry])
+        measured.rounds[""].update(of_recipe.rounds[""])
+        measured.notes += of_recipe.notes
+    if absent:
+        measured.notes.append(f"Left out, for ${CORPORA}, the folder of their corpora, is not set: {', '.join(absent)}.")
+    yield waiting_table(measured)
+
+
+def waiting_table(measured: Measurements) -> Table:
+    found: dict[str, dict[str, Any]] = {
+        recipe: {
+            "waiting": spread(measured.values(recipe, "waiting")),
+            "seconds": spread(measured.values(recipe, "seconds")),
+            "rounds": measured.rounds[""][recipe],
+        }
+        for recipe in measured.names()
+    }
+    late = [recipe for recipe, result in found.items() if result["waiting"].median >= GOAL]
+    verdict = f"{', '.join(late)} {'waits' if len(late) == 1 else 'wait'} longer" if late else "None waits longer"
+    return Table(
+        title="time that training waits for data",
+        columns=["recipe", "ms an update", "waiting, %"],
+        rows=[
+            [recipe, f"{1e3 * result['seconds'].median:.1f}", str(result["waiting"].scaled(100))]
+            for recipe, result in found.items()
+        ],
+        notes=[f"{verdict} than {GOAL:.0%} of its time." if found else "There is nothing to measure.", *measured.notes],
+        bars={recipe: result["waiting"].scaled(100) for recipe, result in found.items()},
+        bar_label="% of the time of training",
+        data={"goal": GOAL, "recipes": found},
+    )
