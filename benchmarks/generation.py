@@ -103,14 +103,15 @@ def exported(int8: bool) -> Start:
             importlib.import_module(package)  # `worker.py` tells which one is missing
 
         from glassformer.exchange.onnx import export_onnx
-        from glassformer.exchange.runtime import ExportedModel
+        from glassformer.exchange.runtime import ExportedModel, share_threads
 
+        share_threads(threads)
         model = our_head("encoder-decoder")(our_config("encoder-decoder", sizes))
         model.generation_config.eos_token_id = None
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(f"{folder}/model")
             export_onnx(f"{folder}/model", f"{folder}/onnx", int8)
-            graphs = ExportedModel(f"{folder}/onnx", threads)
+            graphs = ExportedModel(f"{folder}/onnx")
 
         def write(sources: Sources, beams: int) -> int:
             ids = np.array(sources)
@@ -206,10 +207,12 @@ def measure(options: Options) -> Iterator[Table]:
                 threads=threads,
             )
             for name in contestants_on(options.device)
-            for threads in sorted({1 if options.device == "cpu" else options.threads, options.threads})
+            for threads in thread_counts(options)
             if options.wants(name)
         ]  # fmt: skip
         measured = options.interleave(entries, settings)
+        if absent := [name for name in CONTESTANTS if options.wants(name) and name not in contestants_on(options.device)]:
+            measured.notes.append(f"Left out, for they do not run on {options.device}: {'; '.join(absent)}.")
         turns = {setting: best_turns(measured, setting) for setting in settings}
         for setting in settings:
             yield rate_table(case, setting, turns[setting], measured.notes)
@@ -218,6 +221,11 @@ def measure(options: Options) -> Iterator[Table]:
 
 def contestants_on(device: str) -> Iterable[str]:
     return {"cpu": CONTESTANTS, "cuda": ON_CUDA}.get(device, ON_GPUS)
+
+
+def thread_counts(options: Options) -> list[int]:
+    assert options.threads is not None
+    return sorted({1, options.threads}) if options.device == "cpu" else [options.threads]
 
 
 def entry_name(name: str, threads: int) -> str:

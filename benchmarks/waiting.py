@@ -75,7 +75,7 @@ class UpdatesAlone(Training):
 
 def measure(options: Options) -> Iterator[Table]:
     assert options.rounds is not None
-    options = dataclasses.replace(options, rounds=min(options.rounds, ROUNDS))
+    options = dataclasses.replace(options, rounds=1 if options.quick else min(options.rounds, ROUNDS))
     measured, absent = Measurements(rounds={"": {}}), []
     for recipe in filter(options.wants, recipe_names()):
         if CORPORA in str(load_recipe(recipe).data) and CORPORA not in os.environ:

@@ -38,11 +38,30 @@ def load_graph(path: str | Path, threads: int = 0) -> Callable[[Tensors], Tensor
     return of_torch(torch.export.load(path).module())
 
 
+@functools.cache
+def share_threads(threads: int = 0) -> None:
+    """One pool of threads for all sessions of ONNX Runtime in this process: up to 1.3 times as fast as a pool for each graph.
+
+    Threads of a graph fall asleep whenever another one works, and are woken up again for every token; those of a pool stay awake.
+    For a process without other sessions, which could not have threads of their own any more; before its first graph is loaded.
+    """
+    from onnxruntime import set_global_thread_pool_sizes
+
+    if share_threads.cache_info().currsize:
+        raise ValueError(
+            "The graphs of this process share a pool of threads already, whose size cannot be changed: start another one."
+        )
+    set_global_thread_pool_sizes(threads, 1)
+
+
 def load_onnx(path: Path, threads: int) -> Callable[[Tensors], Tensors]:
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
-    options.intra_op_num_threads = threads
+    if share_threads.cache_info().currsize:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = threads
     # Threads that wait actively share the work of a graph sooner: up to 1.8 times as fast. But after it they would keep the cores
     # from who works then, the other graph too: half as fast.
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -110,7 +129,7 @@ class ExportedModel:
             written.append(token)
             if left == 0 or ended.all():
                 break
-            logits = steps.go_on(token, np.zeros_like(token))
+            logits = steps.go_on(token)
         return np.concatenate(written, axis=1)
 
     def write_with_beams(self, num_beams: int, prompt: np.ndarray, steps: "Steps", max_new_tokens: int) -> np.ndarray:
@@ -177,10 +196,11 @@ class Steps:
         self.examples, self.itself = np.arange(len(prompt))[:, None], np.broadcast_to(itself, (len(prompt), *itself.shape))
         return logits
 
-    def go_on(self, tokens: np.ndarray, origin: np.ndarray) -> np.ndarray:
-        """One more token of every beam, and the beam that it continues, both [B, W] -> logits [B, W, V]"""
+    def go_on(self, tokens: np.ndarray, origin: np.ndarray | None = None) -> np.ndarray:
+        """One more token of every beam, and the beam that it continues, by default the same, both [B, W] -> logits [B, W, V]"""
         # What the beam that it continues sees, itself, and none of the other beams
-        self.visible = np.concatenate((self.visible[self.examples, origin], self.itself), axis=2)
+        seen = self.visible if origin is None else self.visible[self.examples, origin]
+        self.visible = np.concatenate((seen, self.itself), axis=2)
         self.positions = self.positions + 1
         return self.run(tokens)
 

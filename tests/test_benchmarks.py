@@ -1,6 +1,7 @@
 """The benchmark: statistics by hand, processes that take turns, contestants of the same size that do the same work, reports."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from glassformer.benchmarks.interleave import Entry, Measurements, Spread, inter
 from glassformer.benchmarks.limit import LIMIT
 from glassformer.benchmarks.options import Options
 from glassformer.benchmarks.worker import prepare
+from glassformer.exchange import runtime
 
 
 EXTRA = {
@@ -247,11 +249,14 @@ def test_generation_is_measured_in_processes_as_python_starts_them(monkeypatch):
 
 
 @pytest.mark.parametrize("name", generation.CONTESTANTS)
-def test_writers_write_as_many_tokens_as_they_are_asked_for(name):
+def test_writers_write_as_many_tokens_as_they_are_asked_for(name, monkeypatch):
     need(name)
+    shared = []  # which in this process would be for good
+    monkeypatch.setattr(runtime, "share_threads", functools.lru_cache(maxsize=0)(shared.append))
     write = generation.CONTESTANTS[name](TINY["encoder-decoder"], 1, "cpu")
     for batch, beams in ((1, 1), (3, 4)):
         assert write(generation.make_sources(batch, 512), beams) == generation.LENGTH
+    assert shared == ([1] if "ONNX" in name else [])
 
 
 def test_torch_has_one_thread_where_ctranslate2_works(monkeypatch):

@@ -1,6 +1,7 @@
 """ONNX: the graphs compute what torch computes, in any batch and length, and write what `generate` writes."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -97,6 +98,33 @@ def test_beams_say_what_they_need(export, monkeypatch):
     assert ExportedModel(folder, threads=1).generate(ids, mask, max_new_tokens=3).shape == (3, 9)
     with pytest.raises(ImportError, match="pip install glassformer, or num_beams=1"):
         ExportedModel(folder).generate(ids, mask, max_new_tokens=3, num_beams=2)
+
+
+SHARING = """
+import sys
+import numpy as np
+from glassformer.exchange.runtime import ExportedModel, share_threads
+
+def write():
+    ids = np.arange(5, 11).reshape(1, 6)
+    return ExportedModel(sys.argv[1], threads=1).generate(ids, np.ones_like(ids), 5).tolist()
+
+alone = write()
+share_threads(2)
+share_threads(2)
+assert write() == alone
+try:
+    share_threads(3)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_graphs_share_threads_and_write_the_same(export):
+    folder, _ = export(tiny_language_model("decoder", **SHALLOW["decoder"]))
+    done = subprocess.run([sys.executable, "-c", SHARING, folder], capture_output=True, text=True)  # for it is for good
+    assert done.stdout.startswith("The graphs of this process share a pool of threads already"), done.stderr
+    assert not done.stderr  # ONNX Runtime warns of threads that a session cannot have
 
 
 def test_a_folder_without_a_graph_that_ranks_is_told(export):
