@@ -186,6 +186,7 @@ CONTESTANTS: dict[str, Start] = {
     "CTranslate2": ctranslate2("float32"),
     "CTranslate2 int8": ctranslate2("int8"),
 }
+# What runs wherever torch does, and where CTranslate2 does too; the other ways are for a CPU.
 ON_GPUS = (OURS, "Marian", "BART")
 ON_CUDA = (*ON_GPUS, "CTranslate2", "CTranslate2 int8")
 

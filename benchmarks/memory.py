@@ -9,7 +9,7 @@
 
 Peaks are resident memory as Linux counts it, in each contestant's own process, above what it held before: weights and the
 state of the optimiser are there already, gradients and activations are not. Other systems have no counter that can be reset.
-On a GPU they are of the memory that torch has given out there.
+On a GPU, what counts is the memory that torch has given out there.
 """
 
 import dataclasses
@@ -80,14 +80,15 @@ def prepare_activations(sizes: dict[str, int], checkpointing: bool, device: str)
 def peak(action: Callable[[], Any], model: torch.nn.Module, device: str) -> dict[str, Any]:
     """Bytes: most during the action above what there was before, and most of all."""
     model.zero_grad(set_to_none=True)
-    return peak_of_process(action) if device == "cpu" else peak_of_device(action, device)
+    gc.collect()
+    return peak_of_process(action) if device == "cpu" else peak_of_gpu(action, torch.get_device_module(device))
 
 
-def peak_of_device(action: Callable[[], Any], device: str) -> dict[str, Any]:
-    torch.accelerator.reset_peak_memory_stats(device)
-    before = torch.accelerator.memory_allocated(device)
+def peak_of_gpu(action: Callable[[], Any], counter: Any) -> dict[str, Any]:
+    counter.reset_peak_memory_stats()
+    before = counter.memory_allocated()
     action()
-    highest = torch.accelerator.max_memory_allocated(device)
+    highest = counter.max_memory_allocated()
     return {"bytes": highest - before, "whole": highest}
 
 
@@ -104,7 +105,6 @@ def give_back() -> None:
     """Freed memory goes back to the system, whatever the allocator was told; else a step would reuse it unseen."""
     import ctypes
 
-    gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
@@ -138,6 +138,9 @@ def measure(options: Options) -> Iterator[Table]:
     if options.device == "cpu" and not COUNTER.exists():
         logger.info(f"memory: left out, for peaks are read from {COUNTER}, which only Linux has.")
         return
+    if not has_counter(options.device):
+        logger.info(f"memory: left out, for torch does not tell the peaks of {options.device}.")
+        return
     options = dataclasses.replace(options, rounds=1 if options.quick else min(options.rounds or ROUNDS, ROUNDS))
     for name, case in CASES.items():
         if case.size in options.sizes:
@@ -145,6 +148,10 @@ def measure(options: Options) -> Iterator[Table]:
             yield bytes_table(f"a training step, {name}", options.interleave(step_entries(name, options)), {"case": name})
     if options.wants(OURS):
         yield from our_tables(options)
+
+
+def has_counter(device: str) -> bool:
+    return device == "cpu" or hasattr(torch.get_device_module(device), "reset_peak_memory_stats")
 
 
 def step_entries(name: str, options: Options) -> list[Entry]:
@@ -206,7 +213,7 @@ def bytes_table(title: str, measured: Measurements, data: dict[str, Any]) -> Tab
         result["whole"] = max(wholes, default=None)
     return Table(
         title=title,
-        columns=["", "peak above start", "whole process", "memory / ours"],
+        columns=["", "peak above start", "in all", "memory / ours"],
         rows=[
             [
                 name, megabytes(result["bytes"].median), megabytes(result["whole"]) if result["whole"] else "-",

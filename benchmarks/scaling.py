@@ -79,9 +79,10 @@ def one_layer(device: str, length: int, window: int | None = None, attention: bo
 
 
 def measure(options: Options) -> Iterator[Table]:
+    if not options.wants(OURS):
+        return
     logger.info("scaling")
-    step = 2 if options.quick else 1
-    series = {"depth": DEPTHS[::step], "batch": BATCHES[::step], "length": LENGTHS[::step], "window": LENGTHS[::step]}
+    series = {"depth": DEPTHS, "batch": BATCHES, "length": LENGTHS, "window": LENGTHS}
     settings = {f"{what} {value}": {"what": what, "value": value} for what, values in series.items() for value in values}
     entry = Entry(OURS, f"{__name__}:prepare", {"seconds": options.seconds / 2}, like_training=True)
     measured = options.interleave([entry], settings)
@@ -101,18 +102,19 @@ def measure(options: Options) -> Iterator[Table]:
 
 def growth_table(title: str, what: str, values: list[int], seconds: list[float], notes: list[str]) -> Table:
     fit, axis = fit_growth(values, seconds), "length" if what == "window" else what
-    note = f"Grows with the power {fit.power:.2f} above {1e3 * fit.constant:.1f} ms that it takes in any case."
+    note = "It does not grow in a way that could be told."
+    curves = {"measured": [(value, 1e3 * one) for value, one in zip(values, seconds) if one > 0]}
+    if fit is not None:
+        note = f"It takes {1e3 * fit.constant:.2f} ms in any case; what comes on top grows with the power {fit.power:.2f}."
+        curves[f"fitted, power {fit.power:.2f}"] = [(value, 1e3 * fit(value)) for value in values]
     return Table(
         title=title,
         columns=[axis, "ms"],
         rows=[[str(value), f"{1e3 * one:.2f}"] for value, one in zip(values, seconds)],
         notes=[note, *notes],
-        curves={
-            "measured": [(value, 1e3 * one) for value, one in zip(values, seconds) if one > 0],
-            f"fitted, power {fit.power:.2f}": [(value, 1e3 * fit(value)) for value in values],
-        },
+        curves=curves,
         curve_labels=(axis, "ms"),
-        data={"against": what, "values": values, "seconds": seconds, **fit._asdict()},
+        data={"against": what, "values": values, "seconds": seconds, **(fit._asdict() if fit else {})},
     )
 
 
@@ -127,18 +129,21 @@ class Growth(NamedTuple):
         return self.constant + self.factor * value**self.power
 
 
-def fit_growth(values: list[int], seconds: list[float]) -> Growth:
-    """Of the powers to two decimals, that whose best curve is nearest, in parts of what was measured; no constant below 0.
+def fit_growth(values: list[int], seconds: list[float]) -> Growth | None:
+    """Of the powers to two decimals, that whose best curve is nearest, in parts of what was measured. None if nothing grows.
 
-    A difference that noise made negative is left out.
+    A difference that noise made negative is left out. There are three unknowns: fewer points than four say nothing.
     """
     points = [(value, one) for value, one in zip(values, seconds) if one > 0]
+    if len(points) < 4:
+        return None
     x, y = np.array(points).T
-    fits = [best_curve(x, y, power) for power in np.arange(20, 301) / 100]
-    return min(fits, key=lambda fit: sum((fit(value) / one - 1) ** 2 for value, one in points))
+    fits = [fit for power in np.arange(20, 301) / 100 if (fit := best_curve(x, y, power)).factor > 0]
+    return min(fits, key=lambda fit: sum((fit(value) / one - 1) ** 2 for value, one in points), default=None)
 
 
 def best_curve(values: np.ndarray, seconds: np.ndarray, power: float) -> Growth:
+    """By least squares; its constant is not below 0."""
     terms = np.stack([np.ones_like(values), values**power], axis=1) / seconds[:, None]
     constant, factor = np.linalg.lstsq(terms, np.ones_like(values))[0]
     if constant < 0:

@@ -34,7 +34,7 @@ def run(what: str = "all", options: Options | None = None) -> None:
     options = options or Options()
     if what not in (*BENCHMARKS, "all"):
         raise ValueError(f"There is no benchmark {what!r}: choose one of {', '.join(BENCHMARKS)} or all.")
-    options.check_names(contestant_names())
+    options.check_names(names(what))
     for benchmark in BENCHMARKS if what == "all" else [what]:
         tables = []
         for module in BENCHMARKS[benchmark]:
@@ -45,10 +45,11 @@ def run(what: str = "all", options: Options | None = None) -> None:
         print(f"Written: {', '.join(map(str, paths))}\n")
 
 
-def contestant_names() -> list[str]:
-    """Of models, and of recipes, which `data` measures."""
+def names(what: str) -> list[str]:
+    """Of what can be measured: models, or recipes where it is about data."""
     from glassformer.training.recipe import recipe_names
 
     from .generation import CONTESTANTS as writers
 
-    return list(dict.fromkeys([name for table in CONTESTANTS.values() for name in table] + list(writers) + recipe_names()))
+    models = list(dict.fromkeys([name for table in CONTESTANTS.values() for name in table] + list(writers)))
+    return {"data": recipe_names(), "all": models + recipe_names()}.get(what, models)

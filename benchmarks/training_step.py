@@ -95,7 +95,7 @@ def wait_for(device: str) -> None:
 
 def measure(options: Options) -> Iterator[Table]:
     for name, case in CASES.items():
-        if case.size in options.sizes:
+        if case.size in options.sizes and any(map(options.wants, CONTESTANTS[case.kind])):
             for dropout in options.dropouts:
                 logger.info(f"train: {name}, dropout {dropout}")
                 yield step_table(name, case, dropout, options.interleave(entries(case, dropout, options)))

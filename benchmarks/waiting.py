@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.training.loop import Training
-from glassformer.training.recipe import Recipe, load_recipe, recipe_names, without_pretraining
+from glassformer.training.recipe import load_recipe, recipe_names
 
 from .interleave import Entry, Measurements, spread
 from .options import Options
@@ -31,7 +31,7 @@ from .worker import Prepared
 logger = logging.getLogger("glassformer")
 
 GOAL = 0.02
-SECONDS = 20  # of a turn, in those of `Options.seconds`
+TURN = 20  # times as long as those of other benchmarks
 ROUNDS = 3
 CORPORA = "GLASSFORMER_DATA"
 
@@ -39,28 +39,24 @@ CORPORA = "GLASSFORMER_DATA"
 # In the recipe's process
 
 
-def prepare(recipe: str, seconds: float, device: str) -> Prepared:
+def prepare(recipe: str, folder: str, seconds: float, device: str) -> Prepared:
     from glassformer.training.devices import make_accelerator
     from glassformer.training.task import prepare as prepare_task
 
     if device == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    folder = tempfile.TemporaryDirectory()
-    endless = ["training.epochs=null", "training.steps=1000000", f"training.minutes={seconds / 60}", f"output={folder.name}"]
-    loaded = from_scratch(load_recipe(recipe, endless))
-    task, accelerator = prepare_task(loaded, Path(folder.name)), make_accelerator(loaded)
+    endless = ["training.epochs=null", "training.steps=1000000", f"training.minutes={seconds / 60}", f"output={folder}"]
+    loaded = load_recipe(recipe, endless)
+    task, accelerator = prepare_task(loaded, Path(folder)), make_accelerator(loaded)
 
     def run() -> dict[str, Any]:
-        training = UpdatesAlone(task, accelerator, Path(folder.name))
+        training = UpdatesAlone(task, accelerator, Path(folder))
         training.run()
+        accelerator.free_memory()  # it would keep the models of all rounds
         state = training.state
         return {"waiting": state.waited / state.seconds, "seconds": state.seconds / state.step}
 
     return {}, run
-
-
-def from_scratch(recipe: Recipe) -> Recipe:
-    return recipe if recipe.pretraining is None else without_pretraining(recipe)
 
 
 class UpdatesAlone(Training):
@@ -83,8 +79,9 @@ def measure(options: Options) -> Iterator[Table]:
             continue
         logger.info(f"data: {recipe}")
         # One after the other: a share of a run's own time is not compared with that of others.
-        entry = Entry(recipe, f"{__name__}:prepare", {"recipe": recipe, "seconds": SECONDS * options.seconds}, like_training=True)
-        of_recipe = options.interleave([entry])
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = {"recipe": recipe, "folder": folder, "seconds": TURN * options.seconds}
+            of_recipe = options.interleave([Entry(recipe, f"{__name__}:prepare", arguments)])
         measured.rounds[""].update(of_recipe.rounds[""])
         measured.notes += of_recipe.notes
     if absent:
@@ -102,7 +99,9 @@ def waiting_table(measured: Measurements) -> Table:
         for recipe in measured.names()
     }
     late = [recipe for recipe, result in found.items() if result["waiting"].median >= GOAL]
-    verdict = f"{', '.join(late)} {'waits' if len(late) == 1 else 'wait'} longer" if late else "None waits longer"
+    verdict = (
+        f"Longer than {GOAL:.0%} of the time: {', '.join(late)}." if late else f"None waits longer than {GOAL:.0%} of its time."
+    )
     return Table(
         title="time that training waits for data",
         columns=["recipe", "ms an update", "waiting, %"],
@@ -110,7 +109,7 @@ def waiting_table(measured: Measurements) -> Table:
             [recipe, f"{1e3 * result['seconds'].median:.1f}", str(result["waiting"].scaled(100))]
             for recipe, result in found.items()
         ],
-        notes=[f"{verdict} than {GOAL:.0%} of its time." if found else "There is nothing to measure.", *measured.notes],
+        notes=[verdict if found else "There is nothing to measure.", *measured.notes],
         bars={recipe: result["waiting"].scaled(100) for recipe, result in found.items()},
         bar_label="% of the time of training",
         data={"goal": GOAL, "recipes": found},

@@ -25,9 +25,14 @@ import numpy as np
 Tensors = dict[str, np.ndarray]  # by name
 INPUTS = "inputs.json"  # what every graph takes: each axis by its name if its size is free
 
+_shared_threads: int | None = None  # how many `share_threads` was asked for
+
 
 def load_graph(path: str | Path, threads: int = 0) -> Callable[[Tensors], Tensors]:
-    """The function of named tensors that a file holds. Threads are for ONNX Runtime, 0 for its own choice; torch has its own."""
+    """The function of named tensors that a file holds.
+
+    Threads are for ONNX Runtime, 0 for its own choice, and not heeded where `share_threads` was called; torch has its own.
+    """
     path = Path(path)
     if path.suffix == ".onnx":
         return load_onnx(path, threads)
@@ -38,33 +43,34 @@ def load_graph(path: str | Path, threads: int = 0) -> Callable[[Tensors], Tensor
     return of_torch(torch.export.load(path).module())
 
 
-@functools.cache
 def share_threads(threads: int = 0) -> None:
-    """One pool of threads for all sessions of ONNX Runtime in this process: up to 1.3 times as fast as a pool for each graph.
+    """One pool of threads for all graphs of ONNX Runtime in this process: up to 1.3 times as fast as a pool for each graph.
 
-    Threads of a graph fall asleep whenever another one works, and are woken up again for every token; those of a pool stay awake.
-    For a process without other sessions, which could not have threads of their own any more; before its first graph is loaded.
+    Threads of a graph fall asleep after it, and are woken up again for every token; those of a shared pool stay awake a while,
+    whoever else wants the cores. So this is for a process that does nothing but generate. Call it before the first graph is
+    loaded; from then on ONNX Runtime refuses sessions that want threads of their own. 0: one for each core.
     """
     from onnxruntime import set_global_thread_pool_sizes
 
-    if share_threads.cache_info().currsize:
-        raise ValueError(
-            "The graphs of this process share a pool of threads already, whose size cannot be changed: start another one."
-        )
-    set_global_thread_pool_sizes(threads, 1)
+    global _shared_threads
+    if _shared_threads not in (None, threads):
+        raise ValueError(f"The graphs of this process share threads already, {_shared_threads}: {threads} needs another process.")
+    if _shared_threads is None:
+        set_global_thread_pool_sizes(threads, 1)
+    _shared_threads = threads
 
 
 def load_onnx(path: Path, threads: int) -> Callable[[Tensors], Tensors]:
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
-    if share_threads.cache_info().currsize:
-        options.use_per_session_threads = False
-    else:
+    if _shared_threads is None:
         options.intra_op_num_threads = threads
-    # Threads that wait actively share the work of a graph sooner: up to 1.8 times as fast. But after it they would keep the cores
-    # from who works then, the other graph too: half as fast.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+        # Threads that wait actively share the work of a graph sooner: up to 1.8 times as fast. But after it they would keep the
+        # cores from who works then, the other graph too: half as fast.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    else:
+        options.use_per_session_threads = False
     # A sum and a norm in one are slower than one after the other: 1.5 of 12 ms in a step of 128 rows.
     session = InferenceSession(path, options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"])
     names = [output.name for output in session.get_outputs()]

@@ -382,9 +382,9 @@ def benchmark(
     size: Annotated[str | None, typer.Option(help="small or base; both if not given.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="A contestant, for data a recipe; may be given several times.")] = None,
     output: Annotated[Path, typer.Option(help="The folder for tables, charts and JSON.")] = Path("runs/benchmark"),
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds of the small size, in about two minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds of the small size: a few minutes for each.")] = False,
     same_settings: Annotated[
-        bool, typer.Option("--same-settings", help="Other models have the memory and the matrix products that ours has.")
+        bool, typer.Option("--same-settings", help="Other models have the memory and the products that ours has on a CPU.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, or the kind of GPU that torch sees: cuda, xpu, mps.")] = "cpu",
 ) -> None:

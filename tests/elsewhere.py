@@ -5,8 +5,11 @@ on a machine that has nowhere to move it; that it runs on a GPU it does not show
 """
 
 import dataclasses
+import json
 import os
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +22,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from glassformer import modeling_glassformer
-from glassformer.benchmarks import generation, scaling, training_step
+from glassformer.benchmarks import corpus, generation, limit, memory, scaling, training_step
+from glassformer.benchmarks.worker import OPTIONAL
 
 
 NAME = "elsewhere"
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 CROSSING = {"aten::_to_copy", "aten::copy_", "aten::to"}  # between devices
+
+
+waits: list[str] = []  # for which device
 
 
 class There(Tensor):
@@ -65,6 +73,8 @@ def run(operation, args, kwargs) -> Any:
     """On the CPU; its results are on the device if it says so, or where its inputs are."""
     name, given = operation._schema.name, tree_leaves((args, kwargs))
     there = [one for one in given if isinstance(one, There)]
+    if name in PRODUCTS and not there:
+        raise RuntimeError(f"{name} was computed on the CPU: its tensors have not been moved.")
     if (
         there
         and name not in CROSSING
@@ -85,8 +95,29 @@ def to_cpu(value: Any) -> Any:
 
 
 def train(kind: str, name: str) -> None:
-    _, step = training_step.prepare(kind, name, 0.1, dataclasses.asdict(TINY[kind]), 0.0, NAME)
-    assert step()["seconds"] > 0
+    sizes = dataclasses.asdict(TINY[kind])
+    _, step = training_step.prepare(kind, name, 0.1, sizes, 0.0, NAME)
+    waits.clear()
+    assert step()["seconds"] > 0 and waits == [NAME, NAME]
+    _, remember = memory.prepare_step(kind, name, sizes, NAME)
+    assert remember() == {"bytes": 50, "whole": 150}
+
+
+def train_on_a_corpus() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pairs.json"
+        file.write_text(json.dumps(corpus.random_pairs(100, 512)))
+        sizes = dataclasses.asdict(TINY["encoder-decoder"])
+        for name, how in corpus.CONTESTANTS.values():
+            _, turn = corpus.prepare(name, how, str(file), sizes, 0.1, 100, NAME)
+            assert turn()["seconds"] > 0
+
+
+def remember() -> None:
+    sizes = dataclasses.asdict(TINY["llama-like"])
+    for way in (False, True):
+        assert memory.prepare_loss(sizes, way, NAME)[1]()["bytes"] == 50
+    assert memory.prepare_attention(sizes, "eager", NAME)[1]()["bytes"] == 50
 
 
 def write(name: str) -> None:
@@ -105,17 +136,24 @@ def grow() -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     _setup_privateuseone_for_python_backend(NAME)
-    torch.accelerator.synchronize = lambda device: None  # there is nothing to wait for
+    torch.accelerator.synchronize = waits.append
+    counter = {"reset_peak_memory_stats": int, "memory_allocated": lambda: 100, "max_memory_allocated": lambda: 150}
+    for name, function in counter.items():
+        setattr(torch.get_device_module(NAME), name, function)
     modeling_glassformer.is_plain = lambda layer: True  # which a layer with such a weight otherwise is not
     with Calling(), Watching(), sdpa_kernel(SDPBackend.MATH):  # the other kernels are for devices by name
         for kind, name in PAIRS:
             try:
                 train(kind, name)
             except ModuleNotFoundError as missing:
-                print(f"{name} has not run: {missing}")
+                if missing.name not in OPTIONAL:
+                    raise
         for name in generation.contestants_on("xpu"):
             write(name)
+        train_on_a_corpus()
+        remember()
         grow()
+        assert limit.prepare(NAME, seconds=0.001)[1]()["rate"] > 0
     print("everything has run elsewhere", flush=True)
     os._exit(0)  # the device's thread for gradients would not end in peace
 

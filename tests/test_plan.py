@@ -3,12 +3,14 @@
 import sys
 
 import pytest
+import torch
 import yaml
 from datasets import Dataset, DatasetDict
 from recipes import tiny_recipe
 
 from glassformer import GlassformerForConditionalGeneration
 from glassformer.training import plan
+from glassformer.training.devices import chosen_device
 from glassformer.training.estimate import estimate_memory, readable_bytes, readable_time, training_flops
 from glassformer.training.plan import check_run, describe_plan
 from glassformer.training.recipe import RecipeError, parse_recipe
@@ -140,3 +142,17 @@ def test_a_missing_package_is_told_before_the_run(small_recipe, monkeypatch):
 def test_training_rows_that_are_none_are_refused(small_recipe):
     with pytest.raises(RecipeError, match="The training data has no rows"):
         check_run(prepare(small_recipe()), [], 6)
+
+
+def test_a_gpu_is_chosen_if_there_is_one_and_the_environment_does_not_say_otherwise(monkeypatch):
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    # A build of torch for CUDA names it on machines without one too, unless it is asked whether it is there.
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    assert chosen_device() == torch.device("cuda")
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: None if check_available else "cuda"
+    )
+    assert chosen_device() == torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert chosen_device() == torch.device("cpu")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration, parse_flag_from_env
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -42,7 +42,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
             mixed_precision=BY_ACCELERATE[choose_precision(recipe.training.precision)],
             log_with=tracker_names(recipe.logging) or None,
             project_config=places,
-            cpu=not has_accelerator() or None,
+            cpu=chosen_device().type == "cpu" or None,
         )
     except (ValueError, ImportError) as error:
         raise RecipeError(f"training.precision={recipe.training.precision} does not work here: {error}") from None
@@ -61,7 +61,7 @@ def choose_precision(precision: str | None) -> str | None:
     """`auto` made definite, for the device that a run is going to use."""
     if precision != "auto":
         return precision
-    return "bf16" if has_fast_bfloat16(torch.accelerator.current_accelerator() or torch.device("cpu")) else "float32"
+    return "bf16" if has_fast_bfloat16(chosen_device()) else "float32"
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
@@ -86,8 +86,10 @@ def keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-def has_accelerator() -> bool:
-    return torch.accelerator.is_available()
+def chosen_device() -> torch.device:
+    """Where Accelerate puts a run: on a CPU if there is nothing else, or if the environment says so."""
+    gpu = None if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.accelerator.current_accelerator(check_available=True)
+    return gpu or torch.device("cpu")
 
 
 def shard_on_cpu(accelerator: Accelerator) -> None:

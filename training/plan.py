@@ -15,7 +15,7 @@ import torch
 import glassformer
 
 from .batching import Loader, Position
-from .devices import choose_precision
+from .devices import choose_precision, chosen_device
 from .estimate import (
     empty_model,
     estimate_memory,
@@ -83,7 +83,7 @@ def describe_sizes(task: Task, batches: list[dict[str, torch.Tensor]], total: in
 
 def describe_needs(task: Task, batches: list[dict[str, torch.Tensor]], total: int | None) -> list[str]:
     recipe, head = task.recipe, our_head(task)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = chosen_device()
     shapes = [batch_shape(task, tensors) for tensors in batches]
     precision = choose_precision(recipe.training.precision) or "float32"
     memory = max(
