@@ -103,7 +103,9 @@ def measure(options: Options) -> Iterator[Table]:
 def growth_table(title: str, what: str, values: list[int], seconds: list[float], notes: list[str]) -> Table:
     fit, axis = fit_growth(values, seconds), "length" if what == "window" else what
     note = "It does not grow in a way that could be told."
-    curves = {"measured": [(value, 1e3 * one) for value, one in zip(values, seconds) if one > 0]}
+    curves: dict[str, list[tuple[float, float]]] = {
+        "measured": [(value, 1e3 * one) for value, one in zip(values, seconds) if one > 0]
+    }
     if fit is not None:
         note = f"It takes {1e3 * fit.constant:.2f} ms in any case; what comes on top grows with the power {fit.power:.2f}."
         curves[f"fitted, power {fit.power:.2f}"] = [(value, 1e3 * fit(value)) for value in values]

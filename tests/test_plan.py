@@ -144,15 +144,11 @@ def test_training_rows_that_are_none_are_refused(small_recipe):
         check_run(prepare(small_recipe()), [], 6)
 
 
-def test_a_gpu_is_chosen_if_there_is_one_and_the_environment_does_not_say_otherwise(monkeypatch):
-    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    # A build of torch for CUDA names it on machines without one too, unless it is asked whether it is there.
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    assert chosen_device() == torch.device("cuda")
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available=False: None if check_available else "cuda"
-    )
-    assert chosen_device() == torch.device("cpu")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert chosen_device() == torch.device("cpu")
+@pytest.mark.parametrize("is_there, use_cpu, device", [(True, "", "cuda"), (False, "", "cpu"), (True, "true", "cpu")])
+def test_a_gpu_is_chosen_if_it_is_there_and_the_environment_does_not_say_otherwise(is_there, use_cpu, device, monkeypatch):
+    def built_for_cuda(check_available=False):  # named on machines without one too, unless asked whether it is there
+        return torch.device("cuda") if is_there or not check_available else None
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_cuda)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu or "false")
+    assert chosen_device() == torch.device(device)
