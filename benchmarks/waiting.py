@@ -8,7 +8,8 @@
 """Whether training waits for its data: the share of time in which the next batch was not ready, recipe by recipe.
 
 Each recipe trains as `glassformer train` does it, in a process of its own, but is neither evaluated nor saved meanwhile: all that
-is counted are updates, and what it took to get their batches.
+is counted are updates, and what it took to get their batches. What an epoch begins with, an order of its own or words cut anew,
+is spread over the updates of the epoch, of which a turn may see few.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from glassformer.training.loop import Training
 from glassformer.training.recipe import load_recipe, recipe_names
@@ -53,8 +56,7 @@ def prepare(recipe: str, folder: str, seconds: float, device: str) -> Prepared:
         training = UpdatesAlone(task, accelerator, Path(folder))
         training.run()
         accelerator.free_memory()  # it would keep the models of all rounds
-        state = training.state
-        return {"waiting": state.waited / state.seconds, "seconds": state.seconds / state.step}
+        return training.of_an_update()
 
     return {}, run
 
@@ -62,8 +64,26 @@ def prepare(recipe: str, folder: str, seconds: float, device: str) -> Prepared:
 class UpdatesAlone(Training):
     """Neither evaluated nor saved."""
 
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.beginnings: list[float] = []  # seconds until the first batch of each epoch
+
     def is_due(self, every: int | None, ends_epoch: bool) -> bool:
         return False
+
+    def timed(self, updates: Iterator[Any]) -> Iterator[Any]:
+        before = self.state.waited
+        for number, update in enumerate(super().timed(updates)):
+            if number == 0:
+                self.beginnings.append(self.state.waited - before)
+            yield update
+
+    def of_an_update(self) -> dict[str, float]:
+        """Its seconds, and the share of them that it waits."""
+        updates, waited = self.state.step, self.state.waited
+        computing = (self.state.seconds - waited) / updates
+        waiting = (waited - sum(self.beginnings)) / updates + np.mean(self.beginnings) / self.loader.num_updates(1)
+        return {"waiting": float(waiting / (computing + waiting)), "seconds": float(computing + waiting)}
 
 
 # In the process that asks

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -382,7 +383,15 @@ def test_waiting_is_measured_in_updates_alone(tmp_path, monkeypatch):
         monkeypatch.setattr(Training, forbidden, lambda self, *_: pytest.fail("that takes time, and is no update"))
     _, run = waiting.prepare("reverse", str(tmp_path), seconds=1.0, device="cpu")
     result = run()
-    assert 0 < result["waiting"] < 0.5 and 0 < result["seconds"] < 0.5
+    assert 0 < result["waiting"] < 1 and result["seconds"] > 0
+
+
+def test_what_an_epoch_begins_with_is_spread_over_the_epoch(monkeypatch):
+    training = waiting.UpdatesAlone.__new__(waiting.UpdatesAlone)
+    # Ten updates of a second, each after 0.01 s of waiting, and a beginning of half a second in an epoch of a hundred updates
+    training.state = SimpleNamespace(step=10, waited=0.5 + 9 * 0.01, seconds=10 + 0.5 + 9 * 0.01)
+    training.beginnings, training.loader = [0.5], SimpleNamespace(num_updates=lambda epochs: 100 * epochs)
+    assert training.of_an_update() == pytest.approx({"waiting": 0.014 / 1.014, "seconds": 1.014})
 
 
 def test_recipes_without_their_corpus_are_named_and_late_ones_too(monkeypatch):
