@@ -145,12 +145,7 @@ def our_loader(pairs: Pairs):
 def shuffled_batches(pairs: Any, config: Any) -> Batches:
     """As transformers' Trainer makes them: any sentences together, padded to the longest."""
     rng = torch.Generator().manual_seed(0)
-    return endless(
-        DataLoader(
-            pairs, usual_batch(pairs), shuffle=True, collate_fn=padding(config.pad_token_id), generator=rng,
-            pin_memory=torch.cuda.is_available(),
-        )
-    )  # fmt: skip
+    return endless(pairs, config, batch_size=usual_batch(pairs), shuffle=True, generator=rng)
 
 
 def grouped_batches(pairs: Any, config: Any) -> Batches:
@@ -164,11 +159,7 @@ def grouped_batches(pairs: Any, config: Any) -> Batches:
     order = list(LengthGroupedSampler(batch, lengths=[len(source) for source, _ in pairs], generator=rng))
     batches = [order[start : start + batch] for start in range(0, len(order), batch)]
     shuffled = [batches[number] for number in torch.randperm(len(batches), generator=rng).tolist()]
-    return endless(
-        DataLoader(
-            pairs, batch_sampler=shuffled, collate_fn=padding(config.pad_token_id), pin_memory=torch.cuda.is_available()
-        )
-    )  # fmt: skip
+    return endless(pairs, config, batch_sampler=shuffled)
 
 
 def usual_batch(pairs: Pairs) -> int:
@@ -189,7 +180,8 @@ def padding(pad: int) -> Callable[[Pairs], Batch]:
     return collate
 
 
-def endless(loader: DataLoader) -> Batches:
+def endless(pairs: Any, config: Any, **order: Any) -> Batches:
+    loader = DataLoader(pairs, collate_fn=padding(config.pad_token_id), pin_memory=torch.cuda.is_available(), **order)
     while True:
         for batch in loader:
             yield batch, int(batch["attention_mask"].sum() + (batch["labels"] != -100).sum())

@@ -53,6 +53,8 @@ def share_threads(threads: int = 0) -> None:
     from onnxruntime import set_global_thread_pool_sizes
 
     global _shared_threads
+    if threads < 0:
+        raise ValueError(f"threads={threads} must be at least 0, which is one for each core.")
     if _shared_threads not in (None, threads):
         raise ValueError(f"The graphs of this process share threads already, {_shared_threads}: {threads} needs another process.")
     if _shared_threads is None:

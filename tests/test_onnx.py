@@ -13,7 +13,7 @@ from models import V, tiny_config, tiny_language_model
 import glassformer
 import glassformer.exchange.onnx
 from glassformer.exchange.onnx import export_onnx
-from glassformer.exchange.runtime import ExportedModel
+from glassformer.exchange.runtime import ExportedModel, share_threads
 
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
@@ -134,6 +134,11 @@ def test_a_folder_without_a_graph_that_ranks_is_told(export):
     ids, mask = (x.numpy() for x in prompts("decoder"))
     with pytest.raises(FileNotFoundError, match="no graph that ranks beams: export the model again, or num_beams=1"):
         ExportedModel(folder).generate(ids, mask, max_new_tokens=3, num_beams=2)
+
+
+def test_less_than_no_threads_are_refused():
+    with pytest.raises(ValueError, match="threads=-1 must be at least 0"):
+        share_threads(-1)
 
 
 @pytest.mark.parametrize("variant, inside", [("default", True), ("modern", False)])  # whose heads are rotated
